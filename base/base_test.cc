@@ -1,0 +1,76 @@
+#include <catch2/catch.hpp>
+#include <set>
+
+#include "base/clock.h"
+#include "base/files.h"
+#include "base/philox.h"
+#include "base/testing.h"
+
+namespace stretto {
+namespace {
+// Known answers published with the Random123 library (kat_vectors, philox 4x32 10 rounds).
+TEST_CASE("philox matches its published vectors") {
+  CHECK(Philox4x32({0, 0, 0, 0}, {0, 0}) ==
+        std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  CHECK(Philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}) ==
+        std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+  CHECK(Philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+        std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("draws differ in every part of their identity") {
+  std::set<double> seen;
+  const TokenDraw base{.run_seed = 1, .prompt_id = 2, .sample_index = 3, .position = 4};
+  auto changed = base;
+  seen.insert(UniformDouble(base));
+  changed.run_seed = 9, seen.insert(UniformDouble(changed)), changed = base;
+  changed.prompt_id = 9, seen.insert(UniformDouble(changed)), changed = base;
+  changed.sample_index = 9, seen.insert(UniformDouble(changed)), changed = base;
+  changed.position = 9, seen.insert(UniformDouble(changed)), changed = base;
+  changed.stream = 9, seen.insert(UniformDouble(changed));
+  CHECK(seen.size() == 6);
+  CHECK(UniformDouble(base) == UniformDouble(base));
+}
+
+TEST_CASE("uniform draws have the mean and range of a uniform") {
+  double sum = 0;
+  for (uint32_t i = 0; i < 20000; ++i) {
+    const float u = UniformFloat({.run_seed = 7, .position = i});
+    REQUIRE(u >= 0.0f);
+    REQUIRE(u < 1.0f);
+    sum += u;
+  }
+  CHECK(sum / 20000 == Approx(0.5).margin(0.01));
+}
+
+TEST_CASE("files are replaced atomically and read back") {
+  testing::TempDir dir;
+  Files& files = Files::Real();
+  REQUIRE_OK(files.WriteAtomically(dir.File("a"), "one"));
+  REQUIRE_OK(files.WriteAtomically(dir.File("a"), "two"));
+  CHECK(files.ReadAll(dir.File("a")).value() == "two");
+  CHECK(files.List(dir.path()).value() == std::vector<std::string>{"a"});
+  auto mapped = MappedFile::Open(dir.File("a"));
+  REQUIRE_OK(mapped);
+  CHECK((*mapped)->bytes().size() == 3);
+}
+
+TEST_CASE("file errors name the path and the reason") {
+  const auto missing = Files::Real().ReadAll("/nonexistent/file");
+  CHECK(missing.status().code() == absl::StatusCode::kNotFound);
+  CHECK(std::string(missing.status().message()).find("/nonexistent/file") != std::string::npos);
+  CHECK_FALSE(MappedFile::Open("/").ok());
+  if (Files::Real().Exists("/dev/full")) {
+    auto full = Files::Real().Create("/dev/full");
+    REQUIRE_OK(full);
+    CHECK((*full)->Append(AsBytes("x")).code() == absl::StatusCode::kResourceExhausted);
+  }
+}
+
+TEST_CASE("the monotonic clock moves") {
+  const int64_t before = Clock::Real().NowNs();
+  Clock::Real().SleepNs(1'000'000);
+  CHECK(Clock::Real().NowNs() - before >= 1'000'000);
+}
+}  // namespace
+}  // namespace stretto

@@ -1,0 +1,180 @@
+#include "base/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace stretto {
+namespace {
+namespace fs = std::filesystem;
+
+absl::Status SystemError(absl::string_view what, const std::string& path, int error) {
+  const std::string message = absl::StrCat(what, " ", path, ": ", std::strerror(error));
+  if (error == ENOENT) return absl::NotFoundError(message);
+  if (error == ENOSPC || error == EDQUOT || error == EMFILE) {
+    return absl::ResourceExhaustedError(message);
+  }
+  if (error == EACCES || error == EPERM || error == EROFS) {
+    return absl::PermissionDeniedError(message);
+  }
+  return absl::UnavailableError(message);
+}
+
+class PosixWritableFile final : public WritableFile {
+ public:
+  PosixWritableFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  ~PosixWritableFile() override {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  absl::Status Append(absl::Span<const uint8_t> bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        return SystemError("cannot write", path_, errno);
+      }
+      bytes.remove_prefix(static_cast<size_t>(n));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Sync() override {
+    if (::fsync(fd_) != 0) return SystemError("cannot sync", path_, errno);
+    return absl::OkStatus();
+  }
+  absl::Status Close() override {
+    const int fd = std::exchange(fd_, -1);
+    if (fd >= 0 && ::close(fd) != 0) return SystemError("cannot close", path_, errno);
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string path_;
+  int fd_;
+};
+
+class PosixFiles final : public Files {
+ public:
+  absl::StatusOr<std::string> ReadAll(const std::string& path) override {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return SystemError("cannot open", path, errno);
+    std::string content;
+    char chunk[1 << 16];
+    for (;;) {
+      const ssize_t n = ::read(fd, chunk, sizeof chunk);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) {
+        const int error = errno;
+        ::close(fd);
+        return SystemError("cannot read", path, error);
+      }
+      if (n == 0) break;
+      content.append(chunk, static_cast<size_t>(n));
+    }
+    ::close(fd);
+    return content;
+  }
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0) return SystemError("cannot create", path, errno);
+    return std::make_unique<PosixWritableFile>(path, fd);
+  }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    if (::rename(from.c_str(), to.c_str()) != 0) return SystemError("cannot rename to", to, errno);
+    std::string parent = fs::path(to).parent_path().string();
+    if (parent.empty()) parent = ".";
+    const int fd = ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return SystemError("cannot open folder", parent, errno);
+    const int result = ::fsync(fd);
+    const int error = errno;
+    ::close(fd);
+    if (result != 0) return SystemError("cannot sync folder", parent, error);
+    return absl::OkStatus();
+  }
+  absl::Status RemoveAll(const std::string& path) override {
+    std::error_code ec;
+    fs::remove_all(path, ec);
+    return ec ? SystemError("cannot remove", path, ec.value()) : absl::OkStatus();
+  }
+  absl::Status MakeDirs(const std::string& path) override {
+    std::error_code ec;
+    fs::create_directories(path, ec);
+    return ec ? SystemError("cannot create folder", path, ec.value()) : absl::OkStatus();
+  }
+  bool Exists(const std::string& path) override {
+    std::error_code ec;
+    return fs::exists(path, ec);
+  }
+  absl::StatusOr<std::vector<std::string>> List(const std::string& path) override {
+    std::error_code ec;
+    std::vector<std::string> names;
+    fs::directory_iterator it(path, ec);
+    if (ec) return SystemError("cannot list", path, ec.value());
+    for (; it != fs::directory_iterator(); it.increment(ec)) {
+      if (ec) return SystemError("cannot list", path, ec.value());
+      names.push_back(it->path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+};
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return SystemError("cannot open", path, errno);
+  struct stat info {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    const int error = S_ISDIR(info.st_mode) ? EISDIR : (errno != 0 ? errno : EINVAL);
+    ::close(fd);
+    return SystemError("cannot map", path, error);
+  }
+  const auto size = static_cast<size_t>(info.st_size);
+  void* data = nullptr;
+  if (size > 0) {
+    data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (data == MAP_FAILED) {
+      const int error = errno;
+      ::close(fd);
+      return SystemError("cannot map", path, error);
+    }
+  }
+  ::close(fd);
+  return std::shared_ptr<const MappedFile>(
+      new MappedFile(path, static_cast<const uint8_t*>(data), size));
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), size_);
+}
+
+absl::Status Files::WriteAtomically(const std::string& path, absl::string_view content) {
+  const std::string temporary = absl::StrCat(path, ".tmp.", ::getpid());
+  ASSIGN_OR_RETURN(auto file, Create(temporary));
+  absl::Status status = file->Append(AsBytes(content));
+  if (status.ok()) status = file->Sync();
+  if (status.ok()) status = file->Close();
+  if (status.ok()) status = Rename(temporary, path);
+  if (!status.ok()) (void)RemoveAll(temporary);
+  return status;
+}
+
+Files& Files::Real() {
+  static PosixFiles* files = new PosixFiles;
+  return *files;
+}
+
+std::string JoinPath(absl::string_view folder, absl::string_view name) {
+  if (folder.empty()) return std::string(name);
+  return absl::StrCat(folder, folder.back() == '/' ? "" : "/", name);
+}
+}  // namespace stretto

@@ -1,0 +1,31 @@
+# stretto_library(NAME SRCS … DEPS … [PRIVATE_DEPS …]): a static library of one folder.
+# stretto_binary(NAME SRCS … DEPS …): a program, placed in build/bin.
+# stretto_test(NAME SRCS … DEPS … [LABELS …] [TIMEOUT s]): a Catch2 program, registered with CTest.
+function(stretto_library name)
+  cmake_parse_arguments(A "" "" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  add_library(${name} STATIC ${A_SRCS})
+  target_link_libraries(${name} PUBLIC stretto_flags ${A_DEPS} PRIVATE ${A_PRIVATE_DEPS})
+endfunction()
+
+function(stretto_binary name)
+  cmake_parse_arguments(A "" "" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${A_SRCS})
+  target_link_libraries(${name} PRIVATE stretto_flags ${A_DEPS})
+endfunction()
+
+function(stretto_test name)
+  if(NOT STRETTO_BUILD_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(A "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  add_executable(${name} ${A_SRCS})
+  target_link_libraries(${name} PRIVATE stretto_flags stretto_test_main ${A_DEPS})
+  target_compile_definitions(${name} PRIVATE
+    STRETTO_SOURCE_DIR="${CMAKE_SOURCE_DIR}" STRETTO_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT A_TIMEOUT)
+    set(A_TIMEOUT 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}")
+endfunction()
