@@ -1,0 +1,85 @@
+// Chat prompts. Models carry a Jinja template; this project knows the two families that the
+// supported models use, ChatML and Llama 3, recognises them by the markers in the template's text,
+// and reads from it what varies inside a family (default system message, BOS, trimming). A template
+// of another family is an error that says what to set.
+//
+// Safe against injection: markers are emitted as the special tokens they are, message contents are
+// encoded as ordinary text. A content that contains "<|im_end|>" becomes the tokens of these
+// characters, never the special token. For contents without such text the ids are those of
+// transformers' apply_chat_template.
+//
+// All functions are pure and thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "engine/text/tokenizer.h"
+
+namespace stretto::engine {
+
+enum class ChatFormat {
+  kNone,    // contents, joined by newlines, and nothing else; BOS as the tokenizer adds it
+  kChatML,  // <|im_start|>role\ncontent<|im_end|>\n
+  kLlama3,  // <|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>
+};
+
+// "none", "chatml", "llama3".
+absl::string_view ChatFormatName(ChatFormat format);
+// The inverse; an error lists the names.
+absl::StatusOr<ChatFormat> ParseChatFormat(absl::string_view name);
+
+struct ChatMessage {
+  std::string role;  // "system", "user", "assistant", or what else the model was trained with
+  std::string content;
+};
+
+// A model's way of writing a conversation.
+struct ChatTemplate {
+  ChatFormat format = ChatFormat::kNone;
+  // The system message where the conversation doesn't begin with one; empty: none is added.
+  std::string default_system;
+  // Put before every system message, and as a system message of its own where there is none:
+  // Llama 3.1's dates. A date that such a template takes from the clock is fixed here to the one
+  // the template itself falls back to, so that a prompt does not depend on the day.
+  std::string system_prefix;
+  bool adds_bos = false;       // the template itself begins with BOS
+  bool trims_content = false;  // white space around contents is removed
+};
+
+// What `jinja` (may be empty) asks for. `override_format` is the run file's model.chat_format:
+// empty or "auto" means to recognise the format, otherwise that format is used, with the details of
+// `jinja` where `jinja` is of that format. Errors: unknown name; no template or an unknown one
+// without an override ("set model.chat_format: chatml|llama3|none").
+absl::StatusOr<ChatTemplate> MakeChatTemplate(absl::string_view jinja,
+                                              absl::string_view override_format = "");
+
+// A stretch of a rendered prompt: a marker (a special token by its name) or ordinary text.
+struct ChatPiece {
+  std::string text;
+  bool is_marker = false;
+};
+
+// The conversation as pieces; the BOS is the piece "" with is_marker set. With
+// `add_generation_prompt` it ends with the head of an assistant message. Errors: no message; an
+// empty role or one that is not of [A-Za-z0-9_.-] (a role stands outside the protected content).
+absl::StatusOr<std::vector<ChatPiece>> RenderChat(const ChatTemplate& chat_template,
+                                                  absl::Span<const ChatMessage> messages,
+                                                  bool add_generation_prompt);
+
+// The ids of RenderChat. There is one BOS or none: never one of the template and one of the
+// tokenizer. Errors: those of RenderChat; a marker that the tokenizer doesn't have.
+absl::StatusOr<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
+                                                const ChatTemplate& chat_template,
+                                                absl::Span<const ChatMessage> messages,
+                                                bool add_generation_prompt);
+
+// The tokens that end an assistant's message (<|im_end|>; <|eot_id|>) and the tokenizer's EOS,
+// without doubles. A rollout stops at any of them.
+std::vector<int32_t> ChatStopIds(const Tokenizer& tokenizer, ChatFormat format);
+
+}  // namespace stretto::engine
