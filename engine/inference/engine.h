@@ -1,0 +1,136 @@
+// The inference engine: continuous batching of completions over a paged KV cache. It joins the
+// scheduler (who computes what in a step), the model's paged forward pass, and the sampler.
+//
+//   Submit ─► queued ─► prefilling ─► decoding ─► finished      Step() = plan → forward → sample
+//               ▲            │           │                               → events
+//               └─ preempted ◄───────────┘   (blocks freed; recomputed to the same bits)
+//
+// A token's id and log-prob are a pure function of its prefix, the weights' version, its sampling
+// parameters and its draw identity: not of its company, chunking, cache hits, preemptions or
+// threads.
+//
+// Threads: single-threaded. All calls come from one owner thread at a time; the device spreads the
+// tensor work. A service wraps the engine in a loop: apply commands, Step(), deliver events.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/device/device.h"
+#include "engine/inference/request.h"
+
+namespace stretto::engine {
+class Transformer;
+
+// Text of one completion as it grows. Push returns the bytes that became certain (whole characters;
+// may be empty); Finish the rest.
+class TextDecoder {
+ public:
+  virtual ~TextDecoder() = default;
+  virtual std::string Push(int32_t token) = 0;
+  virtual std::string Finish() = 0;
+};
+// Makes a decoder for a new completion; its prompt's text is not part of the output.
+using TextDecoderFactory = std::function<std::unique_ptr<TextDecoder>()>;
+
+// Weights as the engine uses them. `hash` is the tree hash that proves the version; it keys the
+// prefix cache.
+struct ServedWeights {
+  std::shared_ptr<Transformer> model;
+  int64_t version = 0;
+  std::string hash;
+};
+
+// What a swap of weights does to the rollouts that are running (contracts: "Weights under a running
+// rollout"). Requests that have computed nothing yet always take the new weights.
+enum class SwapPolicy {
+  kFinish,     // they end on their version; its weights stay until then
+  kRecompute,  // their KV is computed again under the new weights
+  kKeep,       // their KV stays as it is
+};
+
+struct EngineOptions {
+  // Memory for keys and values: num_kv_blocks if positive, else kv_cache_bytes.
+  int64_t kv_cache_bytes = int64_t{256} << 20;
+  int64_t num_kv_blocks = 0;
+  // Element type of keys and values; the profile's own (weights' dtype) unless set. With another
+  // one the paged log-probs no longer equal the trainer's.
+  DType kv_dtype = DType::kBF16;
+  bool kv_dtype_from_model = true;
+
+  int32_t max_running = 64;           // sequences in one step
+  int32_t max_tokens_per_step = 512;  // rows of one step; at least max_running
+  int32_t max_queued = 4096;          // requests that wait
+  int64_t max_queued_tokens = int64_t{64} << 20;
+  bool prefix_cache = true;
+  int64_t max_context = 0;        // 0: the model's
+  int32_t max_live_versions = 2;  // with SwapPolicy::kFinish
+  std::vector<int32_t> eos_ids;
+  TextDecoderFactory text_decoder;  // may be empty: stop strings and text are then refused
+};
+
+struct EngineStats {
+  int64_t num_running = 0, num_queued = 0;  // now; preempted ones count as queued
+  int64_t blocks_total = 0, blocks_used = 0,
+          blocks_cached = 0;           // cached: free, contents still known
+  int64_t prompt_tokens_computed = 0;  // rows of prefill, recomputation included
+  int64_t prompt_tokens_cached = 0;    // rows saved by prefix cache and group sharing
+  int64_t tokens_generated = 0;
+  int64_t num_preemptions = 0, num_finished = 0, num_aborted = 0, num_steps = 0, num_swaps = 0;
+  double schedule_seconds = 0, forward_seconds = 0, sample_seconds = 0, other_seconds = 0;
+};
+
+class InferenceEngine {
+ public:
+  // `device` must outlive the engine and be the one that holds the weights. ResourceExhausted when
+  // the KV cache cannot be allocated, InvalidArgument for impossible options.
+  static absl::StatusOr<std::unique_ptr<InferenceEngine>> Create(Device* device,
+                                                                 ServedWeights weights,
+                                                                 EngineOptions options);
+  virtual ~InferenceEngine() = default;
+
+  // Takes a request. InvalidArgument: the request can never be served (the message says why),
+  // AlreadyExists: its id is in use, ResourceExhausted: the queue is full (try again later),
+  // Unavailable: draining. A refused request leaves no trace. Allowed while paused.
+  virtual absl::Status Submit(Request request) = 0;
+  // Takes a group, all or none: requests with the same prompt_ids and priority and no forced
+  // prefix. The prompt is computed once and its blocks are shared.
+  virtual absl::Status SubmitGroup(std::vector<Request> samples) = 0;
+
+  // One step for up to max_tokens_per_step rows. Blocks for the computation. The events are valid
+  // until the next call. Empty when there is nothing to do or the engine is paused (events of
+  // cancellations still come). An error is the device's and final for the requests that were
+  // running: they end with kError.
+  virtual absl::Span<const Event> Step() = 0;
+
+  // Ends a request in whatever state it is; its held-back tokens and kFinished(kAborted) come with
+  // the next Step(), also while paused. NotFound if it isn't here (finished already or never came).
+  virtual absl::Status Cancel(uint64_t request_id) = 0;
+
+  virtual void Pause() = 0;  // Step() computes nothing until Resume()
+  virtual void Resume() = 0;
+  virtual void Drain() = 0;  // refuse new requests; Step() ends those that are here
+  virtual void Undrain() = 0;
+  // Whether Step() has anything to do, now or once resumed.
+  virtual bool HasWork() const = 0;
+
+  // Takes effect before the next Step(). `weights.model` may be the object in use, updated in place
+  // by the caller between two steps, except with kFinish. The prefix cache of the old version is
+  // unreachable at once. FailedPrecondition: another shape than the model in use;
+  // ResourceExhausted: kFinish would keep more than max_live_versions alive (swap again later).
+  virtual absl::Status SwapWeights(ServedWeights weights, SwapPolicy policy) = 0;
+  // The version that new requests get.
+  virtual int64_t version() const = 0;
+  virtual const std::string& weights_hash() const = 0;
+
+  virtual EngineStats stats() const = 0;
+  // Forgets what the prefix cache holds (blocks in use stay).
+  virtual void FlushPrefixCache() = 0;
+};
+}  // namespace stretto::engine

@@ -1,0 +1,101 @@
+// What a caller asks of the inference engine, and what it gets back: one request is one completion,
+// tokens in and tokens out. Plain values; no thread, clock or socket.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace stretto::engine {
+// How tokens are drawn. The transformations of the logits come in this order: bias, repetition
+// penalty, presence and frequency penalties, the mask of the stop ids before `min_tokens`; then
+// those of SamplingRow (temperature, top-k, top-p, min-p).
+struct SamplingParams {
+  float temperature = 1.0f;  // 0: greedy
+  int32_t top_k = 0;         // 0: off
+  float top_p = 1.0f;        // 1: off
+  float min_p = 0.0f;        // 0: off
+
+  int32_t max_tokens = 0;  // of the completion, forced prefix included; 0: what the context leaves
+  int32_t min_tokens = 0;  // no stop id is drawn and no stop string ends it before so many tokens
+  // A drawn stop id is the completion's last token. The engine's EOS ids stop as well, unless
+  // `ignore_eos`.
+  std::vector<int32_t> stop_ids;
+  bool ignore_eos = false;
+  // Text that ends the completion (needs an engine with a TextDecoder). Tokens are held back while
+  // their text may be the beginning of one. The completion then ends with the token that holds the
+  // last byte before the stop string (ids and log-probs), its text right before it; with
+  // `keep_stop_string`, after the token and the text of the string's last byte.
+  std::vector<std::string> stop_strings;
+  bool keep_stop_string = false;
+
+  // Keskar et al. 2019: a logit of a token seen in prompt or completion is divided by it if
+  // positive, multiplied if negative. 1: off.
+  float repetition_penalty = 1.0f;
+  float presence_penalty = 0.0f;   // subtracted from the logit of each token of the completion
+  float frequency_penalty = 0.0f;  // the same, times the number of its occurrences
+  std::vector<std::pair<int32_t, float>> logit_bias;  // token id, addend
+
+  // Whether a row of logits is changed before SamplingRow's transformations.
+  bool ChangesLogits() const {
+    return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f ||
+           !logit_bias.empty();
+  }
+};
+
+// Who a draw belongs to: with the token's position this decides its random number, and nothing else
+// does (base/philox.h, TokenDraw).
+struct DrawIdentity {
+  uint64_t run_seed = 0;
+  uint64_t prompt_id = 0;
+  uint32_t sample_index = 0;
+};
+
+struct Request {
+  uint64_t id = 0;  // the caller's; unique among unfinished requests of an engine
+  std::vector<int32_t> prompt_ids;
+  // Tokens that this completion already has, written by another engine or an earlier life of this
+  // one. They aren't reported again; positions go on after them.
+  std::vector<int32_t> forced_prefix;
+  SamplingParams sampling;
+  DrawIdentity draw;
+  int32_t priority = 0;    // higher goes first
+  bool want_text = false;  // fill Event::text (needs an engine with a TextDecoder)
+};
+
+enum class FinishReason {
+  kStop,     // a stop id, EOS or a stop string
+  kLength,   // max_tokens or the end of the context
+  kAborted,  // Cancel()
+  kError,    // see Event::status
+};
+absl::string_view Name(FinishReason reason);  // "stop", "length", "aborted", "error"
+
+// What a step reports. A request's events come in order: tokens by position, then one kFinished.
+struct Event {
+  enum class Kind { kToken, kFinished };
+  Kind kind = Kind::kToken;
+  uint64_t request_id = 0;
+
+  // kToken
+  int32_t token = 0;
+  int32_t position = 0;        // index in the completion
+  float logprob = 0;           // under logits / temperature, before any other transformation
+  float sampling_logprob = 0;  // under the distribution that it was drawn from; 0 when greedy
+  int64_t version = 0;         // of the weights that computed its logits
+  // kToken and kFinished, where asked for: text that became certain with this event (whole UTF-8
+  // characters).
+  std::string text;
+
+  // kFinished
+  FinishReason reason = FinishReason::kStop;
+  absl::Status status;               // why, for kError
+  int32_t num_tokens = 0;            // of the completion, forced prefix included
+  int32_t cached_prompt_tokens = 0;  // not computed because the prefix cache or the group had them
+  int32_t num_preemptions = 0;
+};
+}  // namespace stretto::engine
