@@ -1,0 +1,14 @@
+# The project's commands. The scripts work on a bare Debian 12, where there is no make yet.
+.PHONY: build test demo bench lint format asan tsan clang fuzz clean
+build:            ; scripts/install-packages && scripts/build release
+test:             ; scripts/test
+demo:             ; scripts/demo $(ARGS)
+lint:             ; scripts/lint
+format:           ; scripts/lint --fix
+asan:             ; scripts/build asan && ctest --test-dir build/asan --output-on-failure --no-tests=error
+tsan:             ; scripts/build tsan && ctest --test-dir build/tsan --output-on-failure --no-tests=error
+clang:            ; scripts/build clang && ctest --test-dir build/clang --output-on-failure --no-tests=error
+fuzz:             ; scripts/fuzz $(SECONDS_EACH)
+bench:            bench-device bench-trainer bench-generator
+bench-%:          ; scripts/build release bench_$* && build/release/bin/bench_$*
+clean:            ; rm -rf build/release build/debug build/asan build/tsan build/clang build/fuzz build/cuda
