@@ -26,6 +26,7 @@
 #include "engine/inference/request.h"
 
 namespace stretto::engine {
+class ModelWeights;
 class Transformer;
 
 // Text of one completion as it grows. Push returns the bytes that became certain (whole characters;
@@ -42,7 +43,7 @@ using TextDecoderFactory = std::function<std::unique_ptr<TextDecoder>()>;
 // Weights as the engine uses them. `hash` is the tree hash that proves the version; it keys the
 // prefix cache.
 struct ServedWeights {
-  std::shared_ptr<Transformer> model;
+  std::shared_ptr<const ModelWeights> weights;
   int64_t version = 0;
   std::string hash;
 };
@@ -59,17 +60,12 @@ struct EngineOptions {
   // Memory for keys and values: num_kv_blocks if positive, else kv_cache_bytes.
   int64_t kv_cache_bytes = int64_t{256} << 20;
   int64_t num_kv_blocks = 0;
-  // Element type of keys and values; the profile's own (weights' dtype) unless set. With another
-  // one the paged log-probs no longer equal the trainer's.
-  DType kv_dtype = DType::kBF16;
-  bool kv_dtype_from_model = true;
 
   int32_t max_running = 64;           // sequences in one step
   int32_t max_tokens_per_step = 512;  // rows of one step; at least max_running
   int32_t max_queued = 4096;          // requests that wait
   int64_t max_queued_tokens = int64_t{64} << 20;
   bool prefix_cache = true;
-  int64_t max_context = 0;        // 0: the model's
   int32_t max_live_versions = 2;  // with SwapPolicy::kFinish
   std::vector<int32_t> eos_ids;
   TextDecoderFactory text_decoder;  // may be empty: stop strings and text are then refused
@@ -88,9 +84,10 @@ struct EngineStats {
 
 class InferenceEngine {
  public:
-  // `device` must outlive the engine and be the one that holds the weights. ResourceExhausted when
-  // the KV cache cannot be allocated, InvalidArgument for impossible options.
-  static absl::StatusOr<std::unique_ptr<InferenceEngine>> Create(Device* device,
+  // `model` (with its device) must outlive the engine; its max_sequence_length is the context.
+  // ResourceExhausted when the KV cache cannot be allocated, InvalidArgument for impossible
+  // options.
+  static absl::StatusOr<std::unique_ptr<InferenceEngine>> Create(const Transformer& model,
                                                                  ServedWeights weights,
                                                                  EngineOptions options);
   virtual ~InferenceEngine() = default;
@@ -120,10 +117,10 @@ class InferenceEngine {
   // Whether Step() has anything to do, now or once resumed.
   virtual bool HasWork() const = 0;
 
-  // Takes effect before the next Step(). `weights.model` may be the object in use, updated in place
-  // by the caller between two steps, except with kFinish. The prefix cache of the old version is
-  // unreachable at once. FailedPrecondition: another shape than the model in use;
-  // ResourceExhausted: kFinish would keep more than max_live_versions alive (swap again later).
+  // Takes effect before the next Step(); call it between steps. The weights that were in use are
+  // released when no rollout needs them. The prefix cache of the old version is unreachable at
+  // once. ResourceExhausted: kFinish would keep more than max_live_versions alive (swap again
+  // later, when old rollouts have ended). InvalidArgument: no weights, or of another dtype.
   virtual absl::Status SwapWeights(ServedWeights weights, SwapPolicy policy) = 0;
   // The version that new requests get.
   virtual int64_t version() const = 0;

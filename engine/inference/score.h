@@ -11,6 +11,7 @@
 #include "engine/device/device.h"
 
 namespace stretto::engine {
+class ModelWeights;
 class Transformer;
 
 // A prompt and its completions (a group, or one): the prompt is computed once.
@@ -31,14 +32,14 @@ struct ScorerOptions {
 // Single-threaded like the engine.
 class SequenceScorer {
  public:
-  // Both must outlive the scorer. ResourceExhausted when the KV cache cannot be allocated.
-  static absl::StatusOr<std::unique_ptr<SequenceScorer>> Create(Device* device, Transformer* model,
+  // `model` must outlive the scorer. ResourceExhausted when the KV cache cannot be allocated.
+  static absl::StatusOr<std::unique_ptr<SequenceScorer>> Create(const Transformer& model,
                                                                 const ScorerOptions& options);
   virtual ~SequenceScorer() = default;
-  // InvalidArgument, naming the group and why: an empty prompt, an id outside the vocabulary, a
-  // sequence longer than the context or the KV cache. Nothing is computed then.
-  virtual absl::StatusOr<std::vector<GroupLogProbs>> Score(absl::Span<const ScoreGroup> groups) = 0;
-  // Uses other weights from the next Score on (same device and shapes).
-  virtual void SetModel(Transformer* model) = 0;
+  // Blocks for the computation. InvalidArgument, naming the group and why: an empty prompt, an id
+  // outside the vocabulary, a sequence longer than the context or the KV cache; nothing is computed
+  // then.
+  virtual absl::StatusOr<std::vector<GroupLogProbs>> Score(const ModelWeights& weights,
+                                                           absl::Span<const ScoreGroup> groups) = 0;
 };
 }  // namespace stretto::engine
