@@ -1,0 +1,77 @@
+// The training face of the transformer: packed sequences without padding, log-probs of chosen
+// tokens, and the backward pass into flat f32 gradients. A group's prompt is one segment that its
+// completions share, computed once in each direction. The LM head runs over chunks of rows, so that
+// logits of all rows need not exist at once.
+//
+// Legend: T rows, N targets, D residual width, V vocabulary, L layers.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/model/transformer.h"
+
+namespace stretto::engine {
+// Target n: the token targets_N[n] as the continuation of row target_rows_N[n]. A row may have
+// several targets (the last row of a prompt predicts the first token of every completion) or none.
+struct PackedBatch {
+  std::vector<int32_t> ids_T;
+  std::vector<int32_t> positions_T;
+  SegmentTable segments;
+  std::vector<int32_t> target_rows_N;
+  std::vector<int32_t> targets_N;
+
+  int64_t num_rows() const { return static_cast<int64_t>(ids_T.size()); }
+  int64_t num_targets() const { return static_cast<int64_t>(targets_N.size()); }
+  // Appends `ids` as a segment that continues `parent` (or −1) and returns its index. `ids` is not
+  // empty.
+  int32_t AddSegment(absl::Span<const int32_t> ids, int32_t parent);
+};
+
+struct PackedPassOptions {
+  int64_t max_rows = 0;     // T
+  int64_t max_targets = 0;  // N
+  float temperature = 1.0f;
+  // Memory for gradients' sake: without `train` nothing is kept and Backward may not be called.
+  // With `recompute` each layer keeps its input alone and is computed again on the way back.
+  bool train = true;
+  bool recompute = false;
+  // Bytes of logits that may exist at once. Where all rows of a batch fit, they are kept for the
+  // backward pass, else computed again; either way the bits are the same.
+  size_t logits_bytes = size_t{256} << 20;
+};
+
+// One batch at a time; not thread-safe. `transformer` outlives it.
+class PackedPass {
+ public:
+  static absl::StatusOr<std::unique_ptr<PackedPass>> Create(const Transformer& transformer,
+                                                            const PackedPassOptions& options);
+  ~PackedPass();
+
+  // Log-probs (of logits / temperature) of all targets and, unless `entropy_N` is empty, the
+  // entropy of the distributions they were taken from. Blocking. The batch is checked
+  // (STRETTO_CHECK); it and `weights` stay unchanged until Backward has returned.
+  void Forward(Stream& stream, const ModelWeights& weights, const PackedBatch& batch,
+               absl::Span<float> logprobs_N, absl::Span<float> entropy_N);
+
+  // Adds the gradient of sum_n d_logprobs[n] · logprob[n] + d_entropy[n] · entropy[n] over the
+  // batch of the last Forward to `gradients` (f32, flat, in `layout`). `d_entropy_N` may be empty.
+  // `flat_weights`: the parameters that `weights` were packed from. Once after each Forward.
+  void Backward(Stream& stream, const ModelWeights& weights, const ParameterLayout& layout,
+                const Tensor& flat_weights, const Tensor& gradients,
+                absl::Span<const float> d_logprobs_N, absl::Span<const float> d_entropy_N);
+
+  size_t bytes() const;  // device memory held
+  const PackedPassOptions& options() const { return options_; }
+
+ private:
+  struct State;
+  PackedPass(const Transformer& transformer, const PackedPassOptions& options);
+
+  const Transformer& transformer_;
+  PackedPassOptions options_;
+  std::unique_ptr<State> state_;
+};
+}  // namespace stretto::engine

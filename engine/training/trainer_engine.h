@@ -1,0 +1,163 @@
+// Training of one model on one device: fp32 masters and AdamW moments, weights in the dtype of
+// computation, gradients accumulated over micro-batches in their fixed order. A step is a pure
+// function of (state, batch, objective): the same bits for every number of threads.
+//
+// Not thread-safe; every call blocks.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "engine/model/packed_pass.h"
+#include "engine/model/transformer.h"
+#include "engine/training/micro_batch.h"
+#include "engine/training/objective.h"
+#include "engine/training/schedule.h"
+
+namespace stretto::engine {
+struct TrainerOptions {
+  DType dtype = DType::kBF16;       // of weights and activations
+  int64_t max_sequence_length = 0;  // prompt + completion; see TransformerOptions
+  float temperature = 1.0f;         // the generators' sampling temperature
+  int64_t micro_batch_tokens = 4096;
+  bool recompute_activations = false;
+  size_t logits_bytes = size_t{256} << 20;
+  LrSchedule schedule;
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
+  double max_grad_norm = 1.0;  // 0: no clipping
+};
+
+struct StepResult {
+  int64_t version = 0;  // after the step
+  double loss = 0;
+  double grad_norm = 0;  // before clipping
+  double lr = 0;
+  double entropy = 0;                     // mean over the trained tokens
+  std::map<std::string, double> metrics;  // the objective's sums
+  // Over tokens that were generated under the version the step started from.
+  double logprob_mismatch_max = 0;
+  int64_t num_compared_tokens = 0;
+  int64_t num_trained_tokens = 0;   // completion tokens
+  int64_t num_computed_tokens = 0;  // rows through the transformer
+  int64_t num_micro_batches = 0;
+  // Set when a gradient was not finite: weights and moments are unchanged, the version is raised
+  // all the same.
+  bool skipped = false;
+  std::string skip_reason;
+  double forward_seconds = 0, objective_seconds = 0, backward_seconds = 0, optimizer_seconds = 0;
+};
+
+// Sequences to imitate: tokens from `loss_begin` (≥ 1) on are trained on.
+struct SupervisedSequence {
+  std::vector<int32_t> ids;
+  int64_t loss_begin = 1;
+};
+
+struct BatchLogProbs {
+  // [group][completion][token]
+  std::vector<std::vector<std::vector<float>>> logprobs, entropy;
+};
+
+// The weights of one version on the host, in the dtype of computation. Immutable, shareable.
+class HostWeights {
+ public:
+  HostWeights(std::shared_ptr<const ParameterLayout> layout, DType dtype, int64_t version)
+      : layout_(std::move(layout)),
+        dtype_(dtype),
+        version_(version),
+        flat_(static_cast<size_t>(layout_->size()) * SizeOf(dtype)) {}
+  int64_t version() const { return version_; }
+  DType dtype() const { return dtype_; }
+  // In the order of ExpectedTensors.
+  const std::vector<Parameter>& parameters() const { return layout_->parameters(); }
+  // Row-major, little-endian elements of a parameter; valid as long as this object.
+  absl::Span<const uint8_t> bytes(const Parameter& parameter) const;
+  uint8_t* data() { return flat_.data(); }
+
+ private:
+  std::shared_ptr<const ParameterLayout> layout_;
+  DType dtype_;
+  int64_t version_;
+  std::vector<uint8_t> flat_;
+};
+
+// What, beside the tensors, decides the steps to come.
+struct TrainerCounters {
+  int64_t version = 0;          // steps taken, skipped ones included
+  int64_t optimizer_steps = 0;  // updates applied: AdamW's bias correction
+};
+
+class TrainerEngine {
+ public:
+  // Allocates everything. `device` and `clock` outlive the engine. ResourceExhausted, or
+  // InvalidArgument naming the option.
+  static absl::StatusOr<std::unique_ptr<TrainerEngine>> Create(Device& device,
+                                                               const ModelConfig& config,
+                                                               const TrainerOptions& options,
+                                                               Clock& clock = Clock::Real());
+  ~TrainerEngine();
+
+  // Masters from a model file (CheckShapes first), moments zero, version 0. A NaN or infinity among
+  // the weights is an error that names the tensor.
+  absl::Status LoadModel(const TensorSource& source);
+  // Masters drawn from normals of standard deviation `std` (norm weights 1, biases 0): a pure
+  // function of the seed. For models trained from nothing.
+  absl::Status InitRandom(uint64_t seed, double std = 0.02);
+
+  // One optimizer step. An invalid batch is InvalidArgument and changes nothing.
+  absl::StatusOr<StepResult> Step(const TrainBatch& batch, const Objective& objective);
+  // Cross-entropy on sequences, with the same machinery.
+  absl::StatusOr<StepResult> SupervisedStep(absl::Span<const SupervisedSequence> sequences);
+  // Log-probs under the current weights; nothing changes.
+  absl::StatusOr<BatchLogProbs> LogProbs(const TrainBatch& batch);
+
+  // A copy of the current weights.
+  std::shared_ptr<const HostWeights> GetWeights();
+  // Elements of a parameter of the current weights (or, with `masters`, of the f32 masters) as
+  // `dtype`, in rows [row_begin, row_end) of the parameter: for export (RowReader).
+  absl::Status ReadRows(const Parameter& parameter, int64_t row_begin, int64_t row_end, DType dtype,
+                        void* dst);
+
+  int64_t version() const { return counters_.version; }
+  const ModelConfig& config() const;
+  const TrainerOptions& options() const { return options_; }
+  const ParameterLayout& layout() const { return *layout_; }
+  int64_t num_parameters() const;
+  size_t device_bytes() const;
+  NumericProfile profile() const;
+
+  // For checkpoints: the state is these three flat f32 tensors and the counters.
+  enum class StateTensor : uint8_t { kMaster, kM, kV };
+  void DownloadState(StateTensor which, const Parameter& parameter, float* dst);
+  void UploadState(StateTensor which, const Parameter& parameter, const float* src);
+  const TrainerCounters& counters() const { return counters_; }
+  // After all UploadState calls: weights follow from the masters.
+  void FinishRestore(const TrainerCounters& counters);
+
+ private:
+  struct Buffers;
+  TrainerEngine(Device& device, const TrainerOptions& options, Clock& clock);
+  absl::Status Allocate(const ModelConfig& config);
+  // Weights from masters, packed forms from weights.
+  void RefreshWeights();
+  Tensor State(StateTensor which) const;
+  void RunMicroBatch(const TrainBatch& batch, const MicroBatch& micro_batch,
+                     const Objective& objective, StepResult& result);
+  void Update(StepResult& result);
+
+  Device& device_;
+  TrainerOptions options_;
+  Clock& clock_;
+  std::shared_ptr<const ParameterLayout> layout_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Transformer> transformer_;
+  std::unique_ptr<Buffers> buffers_;
+  std::unique_ptr<ModelWeights> weights_;
+  std::unique_ptr<PackedPass> pass_;
+  TrainerCounters counters_;
+};
+}  // namespace stretto::engine
