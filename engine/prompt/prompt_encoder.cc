@@ -1,0 +1,124 @@
+#include "engine/prompt/prompt_encoder.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/status.h"
+
+namespace stretto::engine {
+namespace {
+using Json = nlohmann::json;
+
+int IdOr(const std::optional<int64_t>& id) { return id.has_value() ? static_cast<int>(*id) : -1; }
+
+GgufVocab ToVocab(const GgufTokenizer& t) {
+  GgufVocab vocab;
+  vocab.model = t.model;
+  vocab.pre = t.pre;
+  vocab.tokens = t.tokens;
+  vocab.scores = t.scores;
+  vocab.token_types = t.token_types;
+  vocab.merges = t.merges;
+  vocab.bos = IdOr(t.bos_id);
+  vocab.eos = IdOr(t.eos_id);
+  vocab.pad = IdOr(t.pad_id);
+  vocab.unk = IdOr(t.unk_id);
+  vocab.add_bos = t.add_bos.value_or(DefaultAddBos(t.model, t.pre));
+  vocab.add_eos = t.add_eos.value_or(false);
+  vocab.add_space_prefix = t.add_space_prefix.value_or(true);
+  vocab.chat_template = t.chat_template;
+  return vocab;
+}
+
+absl::StatusOr<std::string> TextField(const Json& object, const char* field) {
+  const auto it = object.find(field);
+  if (it == object.end() || !it->is_string()) {
+    return absl::InvalidArgumentError(absl::StrCat("'", field, "' must be a string"));
+  }
+  return it->get<std::string>();
+}
+
+absl::StatusOr<std::vector<ChatMessage>> ReadMessages(const Json& list) {
+  if (!list.is_array() || list.empty()) {
+    return absl::InvalidArgumentError("'messages' must be a list of at least one message");
+  }
+  std::vector<ChatMessage> messages;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!list[i].is_object()) {
+      return absl::InvalidArgumentError(absl::StrCat("messages[", i, "] must be an object"));
+    }
+    auto role = TextField(list[i], "role");
+    auto content = TextField(list[i], "content");
+    for (const auto& status : {role.status(), content.status()}) {
+      RETURN_IF_ERROR(Annotate(status, absl::StrCat("messages[", i, "]")));
+    }
+    messages.push_back({*std::move(role), *std::move(content)});
+  }
+  return messages;
+}
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const ModelFiles& files) {
+  if (files.kind == ModelFiles::Kind::kFolder) return Tokenizer::FromFolder(files.path);
+  if (files.gguf_tokenizer == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(files.path, ": holds no tokenizer"));
+  }
+  auto tokenizer = Tokenizer::FromGguf(ToVocab(*files.gguf_tokenizer));
+  if (!tokenizer.ok()) return Annotate(tokenizer.status(), files.path);
+  return tokenizer;
+}
+
+absl::StatusOr<std::unique_ptr<PromptEncoder>> PromptEncoder::Open(const ModelFiles& files,
+                                                                   const PromptOptions& options) {
+  auto encoder = std::make_unique<PromptEncoder>();
+  ASSIGN_OR_RETURN(encoder->tokenizer_, OpenTokenizer(files));
+  auto chat = MakeChatTemplate(encoder->tokenizer_->chat_template(), options.chat_format);
+  if (!chat.ok()) return Annotate(chat.status(), files.path);
+  encoder->chat_ = *std::move(chat);
+  encoder->system_prompt_ = options.system_prompt;
+  std::vector<int32_t>& stop = encoder->stop_ids_;
+  const auto add = [&stop](int64_t id) {
+    if (id >= 0 && std::find(stop.begin(), stop.end(), id) == stop.end()) {
+      stop.push_back(static_cast<int32_t>(id));
+    }
+  };
+  for (const auto id : files.config.eos_token_ids) add(id);
+  for (const int32_t id : ChatStopIds(*encoder->tokenizer_, encoder->chat_.format)) add(id);
+  return encoder;
+}
+
+absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeLine(const std::string& json) const {
+  const Json line = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!line.is_object()) return absl::InvalidArgumentError("a prompt must be a JSON object");
+  const bool has_prompt = line.contains("prompt"), has_messages = line.contains("messages");
+  if (has_prompt == has_messages) {
+    return absl::InvalidArgumentError("a prompt needs exactly one of 'prompt' and 'messages'");
+  }
+  if (has_messages) {
+    ASSIGN_OR_RETURN(auto messages, ReadMessages(line["messages"]));
+    return EncodeMessages(std::move(messages));
+  }
+  ASSIGN_OR_RETURN(const std::string text, TextField(line, "prompt"));
+  if (text.empty()) return absl::InvalidArgumentError("'prompt' is empty");
+  if (chat_.format == ChatFormat::kNone) return EncodeRaw(system_prompt_ + text);
+  return EncodeMessages({{"user", text}});
+}
+
+absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeMessages(
+    std::vector<ChatMessage> messages) const {
+  if (!system_prompt_.empty() && !messages.empty() && messages.front().role != "system") {
+    messages.insert(messages.begin(), {"system", system_prompt_});
+  }
+  ASSIGN_OR_RETURN(auto ids, engine::EncodeChat(*tokenizer_, chat_, messages,
+                                                /*add_generation_prompt=*/true));
+  if (ids.empty()) return absl::InvalidArgumentError("the prompt has no tokens");
+  return ids;
+}
+
+absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeRaw(const std::string& text) const {
+  ASSIGN_OR_RETURN(auto ids, tokenizer_->Encode(text, {.parse_special = false}));
+  if (ids.empty()) return absl::InvalidArgumentError("the prompt has no tokens");
+  return ids;
+}
+}  // namespace stretto::engine

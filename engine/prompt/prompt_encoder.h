@@ -1,0 +1,50 @@
+// From a dataset line to prompt ids: joins what a model's files say (formats) with what text becomes
+// tokens (text). A line is a JSON object with `messages` (a conversation) or `prompt` (text: one user
+// message where the model chats, the raw text where chat_format is none).
+//
+// Immutable and thread-safe after Open.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/formats/model_files.h"
+#include "engine/text/chat_template.h"
+#include "engine/text/tokenizer.h"
+
+namespace stretto::engine {
+// The tokenizer of a model, from its folder or from its GGUF metadata.
+absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const ModelFiles& files);
+
+struct PromptOptions {
+  std::string chat_format = "auto";  // the run file's model.chat_format
+  std::string system_prompt;         // for conversations without a system message; empty: the template's
+};
+
+class PromptEncoder {
+ public:
+  // Errors: those of OpenTokenizer; a template that is unknown (the message says what to set).
+  static absl::StatusOr<std::unique_ptr<PromptEncoder>> Open(const ModelFiles& files,
+                                                             const PromptOptions& options);
+
+  // InvalidArgument says what is wrong with the line: not an object, neither or both of `prompt` and
+  // `messages`, a field of another type, an empty prompt.
+  absl::StatusOr<std::vector<int32_t>> EncodeLine(const std::string& json) const;
+  absl::StatusOr<std::vector<int32_t>> EncodeMessages(std::vector<ChatMessage> messages) const;
+  // The text as it is, with the BOS that the tokenizer adds.
+  absl::StatusOr<std::vector<int32_t>> EncodeRaw(const std::string& text) const;
+
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  const ChatTemplate& chat() const { return chat_; }
+  // Tokens that end a completion: the model's EOS ids and the chat format's, without doubles.
+  const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
+
+ private:
+  std::unique_ptr<Tokenizer> tokenizer_;
+  ChatTemplate chat_;
+  std::string system_prompt_;
+  std::vector<int32_t> stop_ids_;
+};
+}  // namespace stretto::engine
