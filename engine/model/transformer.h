@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "engine/device/device.h"
 #include "engine/formats/model_config.h"
+#include "engine/model/memory.h"
 #include "engine/model/weights.h"
 
 namespace stretto::engine {
@@ -53,14 +54,15 @@ class Workspace {
                                                            const ModelConfig& config, DType dtype,
                                                            const WorkspaceLimits& limits);
   const WorkspaceLimits& limits() const { return limits_; }
-  size_t bytes() const { return buffer_.bytes(); }
+  size_t bytes() const { return memory_.bytes(); }
 
  private:
   friend class Transformer;
   WorkspaceLimits limits_;
-  Buffer buffer_;
-  Tensor ids, positions, row_sequence, context_length, slots, block_tables, logits_rows;  // i32
-  Tensor x, normed, qkv, attention, branch, gate_up, activated, last, last_normed, logits;
+  DeviceMemory memory_;
+  Tensor ids_, positions_, row_sequence_, context_length_, slots_, block_tables_, logits_rows_;
+  Tensor x_, normed_, qkv_, qk_, attention_, branch_, gate_up_, activated_;
+  Tensor last_, last_normed_, logits_;
 };
 
 // Immutable after creation; any number of threads may use it with streams and workspaces of their
@@ -73,8 +75,8 @@ class Transformer {
                                                              const TransformerOptions& options);
 
   // Logits [R, V] f32 of the rows asked for, in their order: a view into `workspace`, valid until
-  // its next pass. The new rows' keys and values are stored in `cache` layer by layer before the
-  // layer's attention, so rows of one call see one another. Allocates nothing.
+  // its next pass; no tensor when R is 0. The new rows' keys and values are stored in `cache` layer
+  // by layer before the layer's attention, so rows of one call see one another. Allocates nothing.
   // The same call serves decode (all S sequences one row each), prefill in chunks of any size, and
   // scoring of given text (every row's logits, then Device::LogProbs).
   // The batch is checked (STRETTO_CHECK): sizes, limits, ids in [0, V), positions in range.
@@ -92,10 +94,12 @@ class Transformer {
   Transformer(Device& device, const ModelConfig& config, const TransformerOptions& options)
       : device_(device), config_(config), options_(options) {}
 
+  void CheckBatch(const PagedBatch& batch, const WorkspaceLimits& limits) const;
+
   Device& device_;
   ModelConfig config_;
   TransformerOptions options_;
-  Buffer rope_storage_;
+  DeviceMemory memory_;
   Tensor cos_PC_, sin_PC_;
 };
 }  // namespace stretto::engine

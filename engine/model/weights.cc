@@ -1,0 +1,164 @@
+#include "engine/model/weights.h"
+
+#include <algorithm>
+
+#include "base/status.h"
+#include "engine/formats/model_files.h"
+
+namespace stretto::engine {
+namespace {
+// What reading parameters into a device needs: one host and one device area, reused.
+class Loader {
+ public:
+  Loader(Device& device, Stream& stream, const ParameterLayout& layout, DType dtype,
+         const ParameterReader& reader)
+      : device_(device), stream_(stream), layout_(layout), dtype_(dtype), reader_(reader) {}
+
+  absl::Status Init() {
+    int64_t largest = layout_.embedding.size();
+    for (const LayerParameters& l : layout_.layers) {
+      largest = std::max({largest, l.qkv.size(), l.o.size(), l.gate_up.size(), l.down.size()});
+    }
+    host_.resize(static_cast<size_t>(largest) * SizeOf(dtype_));
+    ASSIGN_OR_RETURN(staging_, device_.Allocate(host_.size()));
+    return absl::OkStatus();
+  }
+  // Uploads the parameters that lie in `group`, which fill it, to `dst` of as many elements.
+  absl::Status Upload(const ParameterView& group, const Tensor& dst) {
+    int64_t read = 0;
+    for (const Parameter& p : layout_.parameters()) {
+      const int64_t begin = p.view.offset - group.offset;
+      if (begin < 0 || begin >= group.size()) continue;
+      RETURN_IF_ERROR(reader_(p, dtype_, host_.data() + begin * SizeOf(dtype_)));
+      read += p.view.size();
+    }
+    STRETTO_CHECK(read == group.size());
+    device_.Upload(stream_, dst, host_.data());
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<PackedWeight>> Pack(const ParameterView& group) {
+    const Tensor w_NK = staging_.View(dtype_, group.rows, group.cols);
+    RETURN_IF_ERROR(Upload(group, w_NK));
+    return device_.Pack(stream_, {w_NK});
+  }
+
+ private:
+  Device& device_;
+  Stream& stream_;
+  const ParameterLayout& layout_;
+  DType dtype_;
+  const ParameterReader& reader_;
+  std::vector<uint8_t> host_;
+  Buffer staging_;
+};
+
+// The unpacked tensors of a layer, paired with their places.
+std::vector<std::pair<Tensor*, const ParameterView*>> Vectors(LayerWeights& w,
+                                                              const LayerParameters& p) {
+  return {{&w.input_norm, &p.input_norm},
+          {&w.qkv_bias, &p.qkv_bias},
+          {&w.q_norm, &p.q_norm},
+          {&w.k_norm, &p.k_norm},
+          {&w.o_bias, &p.o_bias},
+          {&w.post_attention_norm, &p.post_attention_norm},
+          {&w.gate_up_bias, &p.gate_up_bias},
+          {&w.down_bias, &p.down_bias}};
+}
+std::vector<std::pair<std::unique_ptr<PackedWeight>*, const ParameterView*>> Matrices(
+    LayerWeights& w, const LayerParameters& p) {
+  return {{&w.qkv, &p.qkv}, {&w.o, &p.o}, {&w.gate_up, &p.gate_up}, {&w.down, &p.down}};
+}
+
+int64_t Aligned(int64_t elements) {
+  return (elements + kParameterAlignment - 1) / kParameterAlignment * kParameterAlignment;
+}
+}  // namespace
+
+ParameterReader ReadFrom(const TensorSource& source) {
+  return [&source](const Parameter& parameter, DType dtype, void* dst) {
+    return source.ReadAll(parameter.spec.name, dtype, dst);
+  };
+}
+
+absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device, Stream& stream,
+                                                                 const ModelConfig& config,
+                                                                 DType dtype,
+                                                                 const ParameterReader& reader) {
+  const ParameterLayout layout(config);
+  auto weights = std::make_unique<ModelWeights>();
+  weights->layers.resize(layout.layers.size());
+  std::vector<std::pair<Tensor*, const ParameterView*>> vectors = {
+      {&weights->embedding, &layout.embedding}, {&weights->final_norm, &layout.final_norm}};
+  for (size_t l = 0; l < layout.layers.size(); ++l) {
+    for (const auto& v : Vectors(weights->layers[l], layout.layers[l])) {
+      if (*v.second) vectors.push_back(v);
+    }
+  }
+  int64_t total = 0;
+  for (const auto& [tensor, view] : vectors) total += Aligned(view->size());
+  ASSIGN_OR_RETURN(weights->storage_, device.Allocate(static_cast<size_t>(total) * SizeOf(dtype)));
+
+  Loader loader(device, stream, layout, dtype, reader);
+  RETURN_IF_ERROR(loader.Init());
+  int64_t offset = 0;
+  for (const auto& [tensor, view] : vectors) {
+    *tensor = weights->storage_.View(dtype, view->rows, view->cols,
+                                     static_cast<size_t>(offset) * SizeOf(dtype));
+    RETURN_IF_ERROR(loader.Upload(*view, *tensor));
+    offset += Aligned(view->size());
+  }
+  for (size_t l = 0; l < layout.layers.size(); ++l) {
+    for (const auto& [packed, view] : Matrices(weights->layers[l], layout.layers[l])) {
+      ASSIGN_OR_RETURN(*packed, loader.Pack(*view));
+    }
+  }
+  ASSIGN_OR_RETURN(weights->lm_head, loader.Pack(layout.lm_head));
+  device.Synchronize(stream);
+  return weights;
+}
+
+absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device, Stream& stream,
+                                                                 const ModelConfig& config,
+                                                                 DType dtype,
+                                                                 const TensorSource& source) {
+  RETURN_IF_ERROR(CheckShapes(config, source));
+  return Load(device, stream, config, dtype, ReadFrom(source));
+}
+
+absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::View(Device& device, Stream& stream,
+                                                                 const ParameterLayout& layout,
+                                                                 const Tensor& flat) {
+  auto weights = std::make_unique<ModelWeights>();
+  weights->embedding = layout.embedding.In(flat);
+  weights->final_norm = layout.final_norm.In(flat);
+  weights->layers.resize(layout.layers.size());
+  for (size_t l = 0; l < layout.layers.size(); ++l) {
+    for (const auto& [tensor, view] : Vectors(weights->layers[l], layout.layers[l])) {
+      if (*view) *tensor = view->In(flat);
+    }
+    for (const auto& [packed, view] : Matrices(weights->layers[l], layout.layers[l])) {
+      ASSIGN_OR_RETURN(*packed, device.Pack(stream, {view->In(flat)}));
+    }
+  }
+  ASSIGN_OR_RETURN(weights->lm_head, device.Pack(stream, {layout.lm_head.In(flat)}));
+  return weights;
+}
+
+void ModelWeights::Refresh(Device& device, Stream& stream, const ParameterLayout& layout,
+                           const Tensor& flat) {
+  for (size_t l = 0; l < layout.layers.size(); ++l) {
+    for (const auto& [packed, view] : Matrices(layers[l], layout.layers[l])) {
+      device.Repack(stream, **packed, {view->In(flat)});
+    }
+  }
+  device.Repack(stream, *lm_head, {layout.lm_head.In(flat)});
+}
+
+size_t ModelWeights::bytes() const {
+  size_t total = storage_.bytes() + lm_head->bytes();
+  for (const LayerWeights& l : layers) {
+    total += l.qkv->bytes() + l.o->bytes() + l.gate_up->bytes() + l.down->bytes();
+  }
+  return total;
+}
+}  // namespace stretto::engine
