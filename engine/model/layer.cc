@@ -36,11 +36,17 @@ void RunProjections(const LayerContext& c, const LayerWeights& w, const LayerTen
   }
 }
 
-void RunAfterAttention(const LayerContext& c, const LayerWeights& w, const LayerTensors& t) {
+void RunAttentionOutput(const LayerContext& c, const LayerWeights& w, const LayerTensors& t) {
   c.device.Linear(c.stream, t.branch_TD, t.attention_TE, *w.o, w.o_bias);
   c.device.Add(c.stream, t.x_mid_TD, t.x_in_TD, t.branch_TD);
+}
+
+void RunGateUp(const LayerContext& c, const LayerWeights& w, const LayerTensors& t) {
   RunMlpNorm(c, w, t);
   c.device.Linear(c.stream, t.gate_up_T2F, t.normed_TD, *w.gate_up, w.gate_up_bias);
+}
+
+void RunMlpOutput(const LayerContext& c, const LayerWeights& w, const LayerTensors& t) {
   c.device.SwiGlu(c.stream, t.activated_TF, t.gate_up_T2F);
   c.device.Linear(c.stream, t.branch_TD, t.activated_TF, *w.down, w.down_bias);
   c.device.Add(c.stream, t.x_out_TD, t.x_mid_TD, t.branch_TD);

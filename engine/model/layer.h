@@ -36,9 +36,13 @@ Qkv AttentionInputs(const ModelConfig& config, const LayerTensors& t);
 
 // Everything up to the rotated queries and keys.
 void RunProjections(const LayerContext& c, const LayerWeights& w, const LayerTensors& t);
-// Everything after attention: x_mid, then x_out.
-void RunAfterAttention(const LayerContext& c, const LayerWeights& w, const LayerTensors& t);
-// The halves of the above that the backward pass repeats.
+// x_mid = x_in + the projected attention.
+void RunAttentionOutput(const LayerContext& c, const LayerWeights& w, const LayerTensors& t);
+// gate_up from x_mid.
+void RunGateUp(const LayerContext& c, const LayerWeights& w, const LayerTensors& t);
+// x_out = x_mid + the projected activation.
+void RunMlpOutput(const LayerContext& c, const LayerWeights& w, const LayerTensors& t);
+// Norms alone, which the backward pass repeats.
 void RunInputNorm(const LayerContext& c, const LayerWeights& w, const LayerTensors& t);
 void RunMlpNorm(const LayerContext& c, const LayerWeights& w, const LayerTensors& t);
 

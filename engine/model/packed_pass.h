@@ -14,6 +14,9 @@
 #include "engine/model/transformer.h"
 
 namespace stretto::engine {
+struct LayerContext;
+struct LayerTensors;
+
 // Target n: the token targets_N[n] as the continuation of row target_rows_N[n]. A row may have
 // several targets (the last row of a prompt predicts the first token of every completion) or none.
 struct PackedBatch {
@@ -68,7 +71,28 @@ class PackedPass {
 
  private:
   struct State;
+  // What the backward pass reads and adds to.
+  struct GradientContext {
+    const ModelWeights& weights;
+    const ParameterLayout& layout;
+    const Tensor& flat_weights;
+    const Tensor& gradients;
+  };
   PackedPass(const Transformer& transformer, const PackedPassOptions& options);
+  absl::Status AllocateActivations();
+  absl::Status AllocateGradients();
+  void CheckBatch(const PackedBatch& batch) const;
+  LayerContext Context(Stream& stream, int64_t rows) const;
+  PackedAttention AttentionOf(const LayerTensors& t) const;
+  // Logits of targets [begin, begin + count).
+  void RunHeadChunk(const LayerContext& c, const ModelWeights& weights, int64_t begin,
+                    int64_t count);
+  void BackwardHeadChunk(const LayerContext& c, const GradientContext& g, int64_t begin,
+                         int64_t count, const Tensor& d_entropy);
+  void BackwardMlp(const LayerContext& c, const GradientContext& g, int64_t layer,
+                   const LayerTensors& t);
+  void BackwardAttention(const LayerContext& c, const GradientContext& g, int64_t layer,
+                         const LayerTensors& t);
 
   const Transformer& transformer_;
   PackedPassOptions options_;

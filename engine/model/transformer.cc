@@ -140,7 +140,9 @@ Tensor Transformer::ForwardPaged(Stream& stream, const ModelWeights& weights,
     device_.WriteKv(stream, cache, l, in.k, in.v, slots_T);
     attention.layer = l;
     device_.Attention(stream, cache, attention);
-    RunAfterAttention(c, weights.layers[l], t);
+    RunAttentionOutput(c, weights.layers[l], t);
+    RunGateUp(c, weights.layers[l], t);
+    RunMlpOutput(c, weights.layers[l], t);
   }
   if (R == 0) return Tensor{};
   const Tensor last_RD = w.last_.Rows(0, R), logits_RV = w.logits_.Rows(0, R);

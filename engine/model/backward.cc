@@ -1,0 +1,146 @@
+// Backward direction of the training face. Activations that are cheap to have again (norms, the
+// MLP's product) are computed again; with `recompute` a whole layer is, from its input.
+#include <algorithm>
+
+#include "engine/model/packed_state.h"
+
+namespace stretto::engine {
+namespace {
+// Gradients and parameters of one linear map.
+struct LinearMap {
+  Tensor w_NK, d_w_NK;
+  Tensor d_bias_N;  // absent without a bias
+};
+
+LinearMap MapOf(const ParameterView& weight, const ParameterView& bias, const Tensor& flat,
+                const Tensor& gradients) {
+  return {weight.In(flat), weight.In(gradients), bias ? bias.In(gradients) : Tensor{}};
+}
+
+// d_weight += d_yᵀ x, d_bias += sum d_y, d_x = d_y W.
+void LinearBackward(const LayerContext& c, const LinearMap& map, const Tensor& d_x_TK,
+                    const Tensor& d_y_TN, const Tensor& x_TK) {
+  c.device.LinearBackwardWeight(c.stream, map.d_w_NK, d_y_TN, x_TK);
+  if (map.d_bias_N) c.device.BiasBackward(c.stream, map.d_bias_N, d_y_TN);
+  c.device.LinearBackwardInput(c.stream, d_x_TK, d_y_TN, map.w_NK, /*accumulate=*/false);
+}
+}  // namespace
+
+void PackedPass::Backward(Stream& stream, const ModelWeights& weights,
+                          const ParameterLayout& layout, const Tensor& flat_weights,
+                          const Tensor& gradients, absl::Span<const float> d_logprobs_N,
+                          absl::Span<const float> d_entropy_N) {
+  State& s = *state_;
+  STRETTO_CHECK_MSG(options_.train && s.batch != nullptr, "Backward without a Forward before it");
+  const int64_t T = s.batch->num_rows(), N = s.batch->num_targets();
+  STRETTO_CHECK(static_cast<int64_t>(d_logprobs_N.size()) == N);
+  STRETTO_CHECK(d_entropy_N.empty() || static_cast<int64_t>(d_entropy_N.size()) == N);
+  STRETTO_CHECK(gradients.dtype == DType::kF32 && gradients.size() == layout.size());
+  const LayerContext c = Context(stream, T);
+  const GradientContext g{weights, layout, flat_weights, gradients};
+  c.device.Fill(stream, s.d_x_TD.Rows(0, T), 0.0f);
+  const bool logits_kept = N <= s.chunk_rows;
+  for (int64_t begin = 0; begin < N; begin += s.chunk_rows) {
+    const int64_t count = std::min(s.chunk_rows, N - begin);
+    if (!logits_kept) RunHeadChunk(c, weights, begin, count);
+    c.device.Upload(stream, s.d_logprobs_R.Cols(0, count), &d_logprobs_N[begin]);
+    Tensor d_entropy;
+    if (!d_entropy_N.empty()) {
+      d_entropy = s.d_entropy_R.Cols(0, count);
+      c.device.Upload(stream, d_entropy, &d_entropy_N[begin]);
+    }
+    BackwardHeadChunk(c, g, begin, count, d_entropy);
+  }
+  for (auto l = static_cast<int64_t>(s.layers.size()) - 1; l >= 0; --l) {
+    const LayerTensors t = FirstRows(s.layers[l], T);
+    if (options_.recompute) {
+      RunProjections(c, weights.layers[l], t);
+      c.device.Attention(stream, AttentionOf(t));
+      RunAttentionOutput(c, weights.layers[l], t);
+      RunGateUp(c, weights.layers[l], t);
+    }
+    BackwardMlp(c, g, l, t);
+    BackwardAttention(c, g, l, t);
+  }
+  c.device.EmbeddingBackward(stream, layout.embedding.In(gradients), s.d_x_TD.Rows(0, T),
+                             s.ids_T.Cols(0, T));
+  c.device.Synchronize(stream);
+  s.batch = nullptr;
+}
+
+void PackedPass::BackwardHeadChunk(const LayerContext& c, const GradientContext& g, int64_t begin,
+                                   int64_t count, const Tensor& d_entropy) {
+  State& s = *state_;
+  const Tensor d_logits_RV = s.logits_RV.Rows(0, count);  // overwrites the logits
+  const Tensor d_normed = s.d_normed_RD.Rows(0, count), d_last = s.d_last_RD.Rows(0, count);
+  c.device.LogProbsBackward(c.stream, d_logits_RV, s.d_logprobs_R.Cols(0, count), d_entropy,
+                            s.targets_N.Cols(begin, count), options_.temperature);
+  LinearBackward(c, MapOf(g.layout.lm_head, {}, g.flat_weights, g.gradients), d_normed, d_logits_RV,
+                 s.normed_RD.Rows(0, count));
+  c.device.RmsNormBackward(c.stream, d_last, g.layout.final_norm.In(g.gradients), d_normed,
+                           s.last_RD.Rows(0, count), g.weights.final_norm,
+                           static_cast<float>(c.config.rms_norm_eps), 1, /*accumulate=*/false);
+  // A row may be the source of several targets: the scatter of an embedding's gradient allows that.
+  c.device.EmbeddingBackward(c.stream, s.d_x_TD.Rows(0, s.batch->num_rows()), d_last,
+                             s.target_rows_N.Cols(begin, count));
+}
+
+// d_x arrives as the gradient of x_out and leaves as that of x_mid.
+void PackedPass::BackwardMlp(const LayerContext& c, const GradientContext& g, int64_t layer,
+                             const LayerTensors& t) {
+  State& s = *state_;
+  const int64_t T = t.x_in_TD.rows;
+  const LayerParameters& p = g.layout.layers[layer];
+  const Tensor d_x = s.d_x_TD.Rows(0, T), d_normed = s.d_normed_TD.Rows(0, T);
+  const Tensor d_activated = s.d_activated_TF.Rows(0, T), d_gate_up = s.d_gate_up_T2F.Rows(0, T);
+  c.device.SwiGlu(c.stream, t.activated_TF, t.gate_up_T2F);
+  LinearBackward(c, MapOf(p.down, p.down_bias, g.flat_weights, g.gradients), d_activated, d_x,
+                 t.activated_TF);
+  c.device.SwiGluBackward(c.stream, d_gate_up, d_activated, t.gate_up_T2F);
+  RunMlpNorm(c, g.weights.layers[layer], t);
+  LinearBackward(c, MapOf(p.gate_up, p.gate_up_bias, g.flat_weights, g.gradients), d_normed,
+                 d_gate_up, t.normed_TD);
+  c.device.RmsNormBackward(c.stream, d_x, p.post_attention_norm.In(g.gradients), d_normed,
+                           t.x_mid_TD, g.weights.layers[layer].post_attention_norm,
+                           static_cast<float>(c.config.rms_norm_eps), 1, /*accumulate=*/true);
+}
+
+// d_x arrives as the gradient of x_mid and leaves as that of x_in.
+void PackedPass::BackwardAttention(const LayerContext& c, const GradientContext& g, int64_t layer,
+                                   const LayerTensors& t) {
+  State& s = *state_;
+  const int64_t T = t.x_in_TD.rows, H = c.config.num_heads, G = c.config.num_kv_heads;
+  const int64_t q_cols = H * c.config.head_dim, kv_cols = G * c.config.head_dim;
+  const LayerParameters& p = g.layout.layers[layer];
+  const LayerWeights& w = g.weights.layers[layer];
+  const auto eps = static_cast<float>(c.config.rms_norm_eps);
+  const Tensor d_x = s.d_x_TD.Rows(0, T), d_normed = s.d_normed_TD.Rows(0, T);
+  const Tensor d_qkv = s.d_qkv_TE.Rows(0, T);
+  LinearBackward(c, MapOf(p.o, p.o_bias, g.flat_weights, g.gradients), s.d_attention_TE.Rows(0, T),
+                 d_x, t.attention_TE);
+
+  PackedAttentionBackward attention;
+  attention.forward = AttentionOf(t);
+  attention.d_out = s.d_attention_TE.Rows(0, T);
+  const Tensor d_qk = c.config.qk_norm ? s.d_qk_TE.Rows(0, T) : d_qkv;
+  attention.d_q = d_qk.Cols(0, q_cols);
+  attention.d_k = d_qk.Cols(q_cols, kv_cols);
+  attention.d_v = d_qkv.Cols(q_cols + kv_cols, kv_cols);
+  c.device.AttentionBackward(c.stream, attention);
+  for (const auto& [d, heads] : {std::pair{attention.d_q, H}, std::pair{attention.d_k, G}}) {
+    c.device.Rope(c.stream, d, c.positions_T, c.cos_PC, c.sin_PC, heads, /*inverse=*/true);
+  }
+  if (c.config.qk_norm) {
+    c.device.RmsNormBackward(c.stream, d_qkv.Cols(0, q_cols), p.q_norm.In(g.gradients),
+                             attention.d_q, t.qkv_TE.Cols(0, q_cols), w.q_norm, eps, H, false);
+    c.device.RmsNormBackward(c.stream, d_qkv.Cols(q_cols, kv_cols), p.k_norm.In(g.gradients),
+                             attention.d_k, t.qkv_TE.Cols(q_cols, kv_cols), w.k_norm, eps, G,
+                             false);
+  }
+  RunInputNorm(c, w, t);
+  LinearBackward(c, MapOf(p.qkv, p.qkv_bias, g.flat_weights, g.gradients), d_normed, d_qkv,
+                 t.normed_TD);
+  c.device.RmsNormBackward(c.stream, d_x, p.input_norm.In(g.gradients), d_normed, t.x_in_TD,
+                           w.input_norm, eps, 1, /*accumulate=*/true);
+}
+}  // namespace stretto::engine

@@ -1,0 +1,218 @@
+// Memory and forward direction of the training face.
+#include <algorithm>
+
+#include "base/status.h"
+#include "engine/model/packed_state.h"
+
+namespace stretto::engine {
+namespace {
+struct Wish {
+  Tensor* tensor;
+  DType dtype;
+  int64_t rows, cols;
+};
+
+absl::Status Grant(Device& device, DeviceMemory& memory, const std::vector<Wish>& wishes) {
+  for (const Wish& w : wishes) {
+    ASSIGN_OR_RETURN(*w.tensor, memory.Make(device, w.dtype, w.rows, w.cols));
+  }
+  return absl::OkStatus();
+}
+
+// What the backward pass reads of a layer, beside its input.
+std::vector<Wish> KeptTensors(const ModelConfig& c, DType dtype, int64_t T, LayerTensors& t) {
+  const int64_t C = c.head_dim, H = c.num_heads, G = c.num_kv_heads;
+  std::vector<Wish> wishes = {{&t.qkv_TE, dtype, T, (H + 2 * G) * C},
+                              {&t.attention_TE, dtype, T, H * C},
+                              {&t.x_mid_TD, dtype, T, c.hidden_size},
+                              {&t.gate_up_T2F, dtype, T, 2 * c.intermediate_size}};
+  if (c.qk_norm) wishes.push_back({&t.qk_TE, dtype, T, (H + G) * C});
+  return wishes;
+}
+}  // namespace
+
+LayerTensors FirstRows(const LayerTensors& t, int64_t rows) {
+  LayerTensors r = t;
+  for (Tensor* x : {&r.x_in_TD, &r.normed_TD, &r.qkv_TE, &r.qk_TE, &r.attention_TE, &r.branch_TD,
+                    &r.x_mid_TD, &r.gate_up_T2F, &r.activated_TF, &r.x_out_TD}) {
+    if (*x) *x = x->Rows(0, rows);
+  }
+  return r;
+}
+
+int32_t PackedBatch::AddSegment(absl::Span<const int32_t> ids, int32_t parent) {
+  STRETTO_CHECK(!ids.empty() && parent < segments.num_segments());
+  const auto segment = static_cast<int32_t>(segments.num_segments());
+  segments.row_begin.push_back(static_cast<int32_t>(num_rows()));
+  segments.num_rows.push_back(static_cast<int32_t>(ids.size()));
+  segments.parent.push_back(parent);
+  const auto start = static_cast<int32_t>(segments.StartPosition(segment));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ids_T.push_back(ids[i]);
+    positions_T.push_back(start + static_cast<int32_t>(i));
+  }
+  return segment;
+}
+
+PackedPass::PackedPass(const Transformer& transformer, const PackedPassOptions& options)
+    : transformer_(transformer), options_(options), state_(std::make_unique<State>()) {}
+PackedPass::~PackedPass() = default;
+
+size_t PackedPass::bytes() const { return state_->memory.bytes(); }
+
+absl::StatusOr<std::unique_ptr<PackedPass>> PackedPass::Create(const Transformer& transformer,
+                                                               const PackedPassOptions& options) {
+  if (options.max_rows <= 0 || options.max_targets <= 0 || !(options.temperature > 0)) {
+    return absl::InvalidArgumentError(
+        "packed pass: max_rows, max_targets and temperature must be positive");
+  }
+  std::unique_ptr<PackedPass> pass(new PackedPass(transformer, options));
+  RETURN_IF_ERROR(pass->AllocateActivations());
+  if (options.train) RETURN_IF_ERROR(pass->AllocateGradients());
+  return pass;
+}
+
+absl::Status PackedPass::AllocateActivations() {
+  State& s = *state_;
+  Device& device = transformer_.device();
+  const ModelConfig& c = transformer_.config();
+  const DType dtype = transformer_.options().dtype;
+  const int64_t T = options_.max_rows, N = options_.max_targets, D = c.hidden_size;
+  const auto fitting = static_cast<int64_t>(options_.logits_bytes / sizeof(float)) / c.vocab_size;
+  const int64_t R = s.chunk_rows = std::clamp<int64_t>(fitting, 1, N);
+  LayerTensors shared;
+  std::vector<Wish> wishes = {{&s.ids_T, DType::kI32, 1, T},
+                              {&s.positions_T, DType::kI32, 1, T},
+                              {&s.target_rows_N, DType::kI32, 1, N},
+                              {&s.targets_N, DType::kI32, 1, N},
+                              {&s.last_RD, dtype, R, D},
+                              {&s.normed_RD, dtype, R, D},
+                              {&s.logits_RV, DType::kF32, R, c.vocab_size},
+                              {&s.logprobs_R, DType::kF32, 1, R},
+                              {&s.entropy_R, DType::kF32, 1, R},
+                              {&s.x_last_TD, dtype, T, D},
+                              {&shared.normed_TD, dtype, T, D},
+                              {&shared.branch_TD, dtype, T, D},
+                              {&shared.activated_TF, dtype, T, c.intermediate_size}};
+  const bool keep_all = options_.train && !options_.recompute;
+  if (!keep_all) {
+    for (const Wish& w : KeptTensors(c, dtype, T, shared)) wishes.push_back(w);
+  }
+  RETURN_IF_ERROR(Grant(device, s.memory, wishes));
+  s.layers.assign(c.num_layers, shared);
+  for (int64_t l = 0; l < c.num_layers; ++l) {
+    LayerTensors& t = s.layers[l];
+    if (options_.train) {
+      ASSIGN_OR_RETURN(t.x_in_TD, s.memory.Make(device, dtype, T, D));
+    } else {
+      t.x_in_TD = t.x_mid_TD = s.x_last_TD;
+    }
+    if (keep_all) RETURN_IF_ERROR(Grant(device, s.memory, KeptTensors(c, dtype, T, t)));
+    if (l > 0) s.layers[l - 1].x_out_TD = t.x_in_TD;
+  }
+  s.layers.back().x_out_TD = s.x_last_TD;
+  return absl::OkStatus();
+}
+
+absl::Status PackedPass::AllocateGradients() {
+  State& s = *state_;
+  const ModelConfig& c = transformer_.config();
+  const int64_t T = options_.max_rows, R = s.chunk_rows, D = c.hidden_size;
+  const int64_t F = c.intermediate_size, C = c.head_dim, H = c.num_heads, G = c.num_kv_heads;
+  std::vector<Wish> wishes = {{&s.d_x_TD, DType::kF32, T, D},
+                              {&s.d_normed_TD, DType::kF32, T, D},
+                              {&s.d_qkv_TE, DType::kF32, T, (H + 2 * G) * C},
+                              {&s.d_attention_TE, DType::kF32, T, H * C},
+                              {&s.d_gate_up_T2F, DType::kF32, T, 2 * F},
+                              {&s.d_activated_TF, DType::kF32, T, F},
+                              {&s.d_last_RD, DType::kF32, R, D},
+                              {&s.d_normed_RD, DType::kF32, R, D},
+                              {&s.d_logprobs_R, DType::kF32, 1, R},
+                              {&s.d_entropy_R, DType::kF32, 1, R}};
+  if (c.qk_norm) wishes.push_back({&s.d_qk_TE, DType::kF32, T, (H + G) * C});
+  return Grant(transformer_.device(), s.memory, wishes);
+}
+
+void PackedPass::CheckBatch(const PackedBatch& b) const {
+  const int64_t T = b.num_rows(), N = b.num_targets();
+  const ModelConfig& c = transformer_.config();
+  STRETTO_CHECK(T > 0 && T <= options_.max_rows && N <= options_.max_targets);
+  STRETTO_CHECK(b.positions_T.size() == b.ids_T.size());
+  STRETTO_CHECK(b.target_rows_N.size() == b.targets_N.size());
+  for (int64_t t = 0; t < T; ++t) {
+    STRETTO_CHECK(b.ids_T[t] >= 0 && b.ids_T[t] < c.vocab_size);
+    STRETTO_CHECK(b.positions_T[t] >= 0);
+    STRETTO_CHECK(b.positions_T[t] < transformer_.options().max_sequence_length);
+  }
+  for (int64_t n = 0; n < N; ++n) {
+    STRETTO_CHECK(b.target_rows_N[n] >= 0 && b.target_rows_N[n] < T);
+    STRETTO_CHECK(b.targets_N[n] >= 0 && b.targets_N[n] < c.vocab_size);
+  }
+  int64_t rows = 0;
+  for (int64_t s = 0; s < b.segments.num_segments(); ++s) {
+    STRETTO_CHECK(b.segments.row_begin[s] == rows && b.segments.parent[s] < s);
+    rows += b.segments.num_rows[s];
+  }
+  STRETTO_CHECK(rows == T);
+}
+
+LayerContext PackedPass::Context(Stream& stream, int64_t rows) const {
+  return {transformer_.device(), stream,
+          transformer_.config(), state_->positions_T.Cols(0, rows),
+          transformer_.cos_PC_,  transformer_.sin_PC_};
+}
+
+PackedAttention PackedPass::AttentionOf(const LayerTensors& t) const {
+  const Qkv in = AttentionInputs(transformer_.config(), t);
+  return {
+      transformer_.attention_shape(), &state_->batch->segments, in.q, in.k, in.v, t.attention_TE};
+}
+
+void PackedPass::Forward(Stream& stream, const ModelWeights& weights, const PackedBatch& batch,
+                         absl::Span<float> logprobs_N, absl::Span<float> entropy_N) {
+  CheckBatch(batch);
+  State& s = *state_;
+  Device& device = transformer_.device();
+  s.batch = &batch;
+  const int64_t T = batch.num_rows(), N = batch.num_targets();
+  STRETTO_CHECK(static_cast<int64_t>(logprobs_N.size()) == N);
+  STRETTO_CHECK(entropy_N.empty() || static_cast<int64_t>(entropy_N.size()) == N);
+  device.Upload(stream, s.ids_T.Cols(0, T), batch.ids_T.data());
+  device.Upload(stream, s.positions_T.Cols(0, T), batch.positions_T.data());
+  if (N > 0) {
+    device.Upload(stream, s.target_rows_N.Cols(0, N), batch.target_rows_N.data());
+    device.Upload(stream, s.targets_N.Cols(0, N), batch.targets_N.data());
+  }
+  const LayerContext c = Context(stream, T);
+  device.Embedding(stream, s.layers[0].x_in_TD.Rows(0, T), weights.embedding, s.ids_T.Cols(0, T));
+  for (size_t l = 0; l < s.layers.size(); ++l) {
+    const LayerTensors t = FirstRows(s.layers[l], T);
+    RunProjections(c, weights.layers[l], t);
+    device.Attention(stream, AttentionOf(t));
+    RunAttentionOutput(c, weights.layers[l], t);
+    RunGateUp(c, weights.layers[l], t);
+    RunMlpOutput(c, weights.layers[l], t);
+  }
+  for (int64_t begin = 0; begin < N; begin += s.chunk_rows) {
+    const int64_t count = std::min(s.chunk_rows, N - begin);
+    RunHeadChunk(c, weights, begin, count);
+    const Tensor logprobs = s.logprobs_R.Cols(0, count);
+    const Tensor entropy = entropy_N.empty() ? Tensor{} : s.entropy_R.Cols(0, count);
+    device.LogProbs(stream, logprobs, entropy, s.logits_RV.Rows(0, count),
+                    s.targets_N.Cols(begin, count), options_.temperature);
+    device.Download(stream, logprobs, &logprobs_N[begin]);
+    if (entropy) device.Download(stream, entropy, &entropy_N[begin]);
+  }
+  device.Synchronize(stream);
+}
+
+void PackedPass::RunHeadChunk(const LayerContext& c, const ModelWeights& weights, int64_t begin,
+                              int64_t count) {
+  State& s = *state_;
+  const int64_t T = s.batch->num_rows();
+  c.device.GatherRows(c.stream, s.last_RD.Rows(0, count), s.x_last_TD.Rows(0, T),
+                      s.target_rows_N.Cols(begin, count));
+  RunHead(c, weights, s.last_RD.Rows(0, count), s.normed_RD.Rows(0, count),
+          s.logits_RV.Rows(0, count));
+}
+}  // namespace stretto::engine

@@ -1,0 +1,27 @@
+// Memory of a PackedPass and the batch it is at; shared by forward.cc and backward.cc.
+#pragma once
+
+#include "engine/model/layer.h"
+#include "engine/model/memory.h"
+#include "engine/model/packed_pass.h"
+
+namespace stretto::engine {
+struct PackedPass::State {
+  DeviceMemory memory;
+  // Full size; a pass works on the first rows of each.
+  std::vector<LayerTensors> layers;
+  Tensor x_last_TD;
+  Tensor ids_T, positions_T, target_rows_N, targets_N;  // i32
+  // One chunk of the head, R rows.
+  int64_t chunk_rows = 0;
+  Tensor last_RD, normed_RD, logits_RV, logprobs_R, entropy_R;
+  // Gradients, all f32.
+  Tensor d_x_TD, d_normed_TD, d_qkv_TE, d_qk_TE, d_attention_TE, d_gate_up_T2F, d_activated_TF;
+  Tensor d_last_RD, d_normed_RD, d_logprobs_R, d_entropy_R;
+
+  const PackedBatch* batch = nullptr;  // of the last Forward, until Backward
+};
+
+// `t` restricted to its first `rows` rows.
+LayerTensors FirstRows(const LayerTensors& t, int64_t rows);
+}  // namespace stretto::engine
