@@ -27,7 +27,8 @@ struct TrainerOptions {
   bool recompute_activations = false;
   size_t logits_bytes = size_t{256} << 20;
   LrSchedule schedule;
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double weight_decay = 0;     // of matrices; norms and biases do not decay
   double max_grad_norm = 1.0;  // 0: no clipping
 };
 
@@ -117,8 +118,8 @@ class TrainerEngine {
 
   // A copy of the current weights.
   std::shared_ptr<const HostWeights> GetWeights();
-  // Elements of a parameter of the current weights (or, with `masters`, of the f32 masters) as
-  // `dtype`, in rows [row_begin, row_end) of the parameter: for export (RowReader).
+  // Rows [row_begin, row_end) of a parameter, for export (RowReader): kF32 gives the masters, kBF16
+  // the weights of computation.
   absl::Status ReadRows(const Parameter& parameter, int64_t row_begin, int64_t row_end, DType dtype,
                         void* dst);
 
@@ -142,11 +143,14 @@ class TrainerEngine {
   struct Buffers;
   TrainerEngine(Device& device, const TrainerOptions& options, Clock& clock);
   absl::Status Allocate(const ModelConfig& config);
-  // Weights from masters, packed forms from weights.
-  void RefreshWeights();
+  MicroBatchLimits Limits() const;
   Tensor State(StateTensor which) const;
   void RunMicroBatch(const TrainBatch& batch, const MicroBatch& micro_batch,
                      const Objective& objective, StepResult& result);
+  void EvaluateObjective(const TrainBatch& batch, const MicroBatch& micro_batch,
+                         const Objective& objective, absl::Span<const float> logprobs,
+                         absl::Span<const float> entropy, absl::Span<float> d_logprobs,
+                         absl::Span<float> d_entropy, StepResult& result);
   void Update(StepResult& result);
 
   Device& device_;

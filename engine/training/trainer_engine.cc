@@ -1,0 +1,362 @@
+#include "engine/training/trainer_engine.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/match.h"
+#include "base/bfloat16.h"
+#include "base/philox.h"
+#include "base/status.h"
+#include "engine/formats/model_files.h"
+#include "engine/model/memory.h"
+
+namespace stretto::engine {
+namespace {
+constexpr double kClipEpsilon = 1e-6;
+
+absl::Status CheckOptions(const TrainerOptions& o) {
+  const auto require = [](bool ok, absl::string_view what) -> absl::Status {
+    return ok ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrCat("trainer: ", what));
+  };
+  RETURN_IF_ERROR(require(o.micro_batch_tokens > 0, "micro_batch_tokens must be at least 1"));
+  RETURN_IF_ERROR(require(o.temperature > 0, "temperature must be positive"));
+  RETURN_IF_ERROR(require(o.schedule.lr >= 0, "lr must not be negative"));
+  RETURN_IF_ERROR(require(o.schedule.warmup_steps >= 0, "warmup_steps must not be negative"));
+  RETURN_IF_ERROR(require(o.beta1 >= 0 && o.beta1 < 1, "beta1 must be in [0, 1)"));
+  RETURN_IF_ERROR(require(o.beta2 >= 0 && o.beta2 < 1, "beta2 must be in [0, 1)"));
+  RETURN_IF_ERROR(require(o.eps > 0, "eps must be positive"));
+  RETURN_IF_ERROR(require(o.weight_decay >= 0, "weight_decay must not be negative"));
+  return require(o.max_grad_norm >= 0, "max_grad_norm must not be negative");
+}
+
+// Adds the seconds it lived to a sum.
+class PhaseTimer {
+ public:
+  PhaseTimer(Clock& clock, double& seconds)
+      : clock_(clock), seconds_(seconds), begin_(clock.NowSeconds()) {}
+  ~PhaseTimer() { seconds_ += clock_.NowSeconds() - begin_; }
+  PhaseTimer(const PhaseTimer&) = delete;
+  PhaseTimer& operator=(const PhaseTimer&) = delete;
+
+ private:
+  Clock& clock_;
+  double& seconds_;
+  double begin_;
+};
+
+bool IsVector(const Parameter& p) { return p.spec.shape.size() == 1; }
+}  // namespace
+
+struct TrainerEngine::Buffers {
+  DeviceMemory memory;
+  Tensor weights, master, m, v, gradients;  // flat, of one row
+};
+
+absl::Span<const uint8_t> HostWeights::bytes(const Parameter& parameter) const {
+  const size_t size = SizeOf(dtype_);
+  return absl::MakeConstSpan(flat_).subspan(parameter.view.offset * size,
+                                            parameter.view.size() * size);
+}
+
+TrainerEngine::TrainerEngine(Device& device, const TrainerOptions& options, Clock& clock)
+    : device_(device),
+      options_(options),
+      clock_(clock),
+      stream_(device.CreateStream()),
+      buffers_(std::make_unique<Buffers>()) {}
+TrainerEngine::~TrainerEngine() = default;
+
+absl::StatusOr<std::unique_ptr<TrainerEngine>> TrainerEngine::Create(Device& device,
+                                                                     const ModelConfig& config,
+                                                                     const TrainerOptions& options,
+                                                                     Clock& clock) {
+  RETURN_IF_ERROR(CheckOptions(options));
+  std::unique_ptr<TrainerEngine> engine(new TrainerEngine(device, options, clock));
+  ASSIGN_OR_RETURN(
+      engine->transformer_,
+      Transformer::Create(device, config, {options.dtype, options.max_sequence_length}));
+  RETURN_IF_ERROR(engine->Allocate(config));
+  return engine;
+}
+
+absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
+  layout_ = std::make_shared<const ParameterLayout>(config);
+  Buffers& b = *buffers_;
+  const int64_t size = layout_->size();
+  ASSIGN_OR_RETURN(b.weights, b.memory.Make(device_, options_.dtype, 1, size));
+  for (Tensor* t : {&b.master, &b.m, &b.v, &b.gradients}) {
+    ASSIGN_OR_RETURN(*t, b.memory.Make(device_, DType::kF32, 1, size));
+    device_.Fill(*stream_, *t, 0.0f);
+  }
+  device_.Fill(*stream_, b.weights, 0.0f);
+  ASSIGN_OR_RETURN(weights_, ModelWeights::View(device_, *stream_, *layout_, b.weights));
+  PackedPassOptions pass;
+  pass.max_rows = pass.max_targets =
+      std::max(options_.micro_batch_tokens, options_.max_sequence_length);
+  pass.temperature = options_.temperature;
+  pass.recompute = options_.recompute_activations;
+  pass.logits_bytes = options_.logits_bytes;
+  ASSIGN_OR_RETURN(pass_, PackedPass::Create(*transformer_, pass));
+  return absl::OkStatus();
+}
+
+absl::Status TrainerEngine::LoadModel(const TensorSource& source) {
+  RETURN_IF_ERROR(CheckShapes(config(), source));
+  std::vector<float> host;
+  for (const Parameter& p : layout_->parameters()) {
+    host.resize(p.view.size());
+    RETURN_IF_ERROR(source.ReadAll(p.spec.name, DType::kF32, host.data()));
+    if (!std::all_of(host.begin(), host.end(), [](float x) { return std::isfinite(x); })) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(source.path(), ": tensor ", p.spec.name, " holds a NaN or infinity"));
+    }
+    UploadState(StateTensor::kMaster, p, host.data());
+  }
+  device_.Fill(*stream_, buffers_->m, 0.0f);
+  device_.Fill(*stream_, buffers_->v, 0.0f);
+  FinishRestore({});
+  return absl::OkStatus();
+}
+
+absl::Status TrainerEngine::InitRandom(uint64_t seed, double std) {
+  if (!(std > 0)) return absl::InvalidArgumentError("InitRandom: std must be positive");
+  std::vector<float> host;
+  uint64_t index = 0;
+  for (const Parameter& p : layout_->parameters()) {
+    host.assign(p.view.size(), absl::EndsWith(p.spec.name, ".bias") ? 0.0f : 1.0f);
+    PhiloxStream random(seed, index++);
+    if (!IsVector(p)) {
+      for (float& x : host) x = static_cast<float>(random.NextGaussian() * std);
+    }
+    UploadState(StateTensor::kMaster, p, host.data());
+  }
+  device_.Fill(*stream_, buffers_->m, 0.0f);
+  device_.Fill(*stream_, buffers_->v, 0.0f);
+  FinishRestore({});
+  return absl::OkStatus();
+}
+
+MicroBatchLimits TrainerEngine::Limits() const {
+  return {options_.micro_batch_tokens, options_.max_sequence_length, config().vocab_size};
+}
+
+absl::StatusOr<StepResult> TrainerEngine::Step(const TrainBatch& batch,
+                                               const Objective& objective) {
+  ASSIGN_OR_RETURN(const std::vector<MicroBatch> micro_batches, CutMicroBatches(batch, Limits()));
+  if (micro_batches.empty()) {
+    return absl::InvalidArgumentError("training step: the batch has no completion tokens");
+  }
+  StepResult result;
+  result.num_micro_batches = static_cast<int64_t>(micro_batches.size());
+  result.num_trained_tokens = batch.num_tokens();
+  device_.Fill(*stream_, buffers_->gradients, 0.0f);
+  for (const MicroBatch& m : micro_batches) RunMicroBatch(batch, m, objective, result);
+  result.entropy /= static_cast<double>(result.num_trained_tokens);
+  Update(result);
+  result.version = ++counters_.version;
+  return result;
+}
+
+void TrainerEngine::RunMicroBatch(const TrainBatch& batch, const MicroBatch& micro_batch,
+                                  const Objective& objective, StepResult& result) {
+  const int64_t N = micro_batch.packed.num_targets();
+  std::vector<float> logprobs(N), entropy(N), d_logprobs(N, 0.0f), d_entropy(N, 0.0f);
+  result.num_computed_tokens += micro_batch.packed.num_rows();
+  {
+    PhaseTimer timer(clock_, result.forward_seconds);
+    pass_->Forward(*stream_, *weights_, micro_batch.packed, absl::MakeSpan(logprobs),
+                   absl::MakeSpan(entropy));
+  }
+  {
+    PhaseTimer timer(clock_, result.objective_seconds);
+    EvaluateObjective(batch, micro_batch, objective, logprobs, entropy, absl::MakeSpan(d_logprobs),
+                      absl::MakeSpan(d_entropy), result);
+  }
+  const auto is_zero = [](float d) { return d == 0.0f; };
+  const bool no_entropy = std::all_of(d_entropy.begin(), d_entropy.end(), is_zero);
+  if (no_entropy && std::all_of(d_logprobs.begin(), d_logprobs.end(), is_zero)) return;
+  PhaseTimer timer(clock_, result.backward_seconds);
+  pass_->Backward(*stream_, *weights_, *layout_, buffers_->weights, buffers_->gradients, d_logprobs,
+                  no_entropy ? absl::Span<const float>() : d_entropy);
+}
+
+void TrainerEngine::EvaluateObjective(const TrainBatch& batch, const MicroBatch& micro_batch,
+                                      const Objective& objective, absl::Span<const float> logprobs,
+                                      absl::Span<const float> entropy, absl::Span<float> d_logprobs,
+                                      absl::Span<float> d_entropy, StepResult& result) {
+  std::vector<float> behaviour(logprobs.size(), 0.0f), reference, advantages;
+  for (size_t i = 0; i < micro_batch.completions.size(); ++i) {
+    const CompletionRef ref = micro_batch.completions[i];
+    const TrainCompletion& c = batch.groups[ref.group].completions[ref.completion];
+    const int64_t begin = micro_batch.target_begin[i];
+    std::copy(c.behaviour_logprobs.begin(), c.behaviour_logprobs.end(), behaviour.begin() + begin);
+    reference.insert(reference.end(), c.reference_logprobs.begin(), c.reference_logprobs.end());
+    advantages.push_back(c.advantage);
+    for (size_t j = 0; j < c.policy_versions.size() && !c.behaviour_logprobs.empty(); ++j) {
+      if (c.policy_versions[j] != counters_.version) continue;
+      const double difference = std::abs(double{logprobs[begin + j]} - c.behaviour_logprobs[j]);
+      // Written so that a NaN is kept.
+      if (!(difference <= result.logprob_mismatch_max)) result.logprob_mismatch_max = difference;
+      ++result.num_compared_tokens;
+    }
+  }
+  ObjectiveInput input;
+  input.logprobs = logprobs;
+  input.entropy = entropy;
+  input.behaviour_logprobs = behaviour;
+  input.reference_logprobs = reference;
+  input.completion_begin = micro_batch.target_begin;
+  input.advantages = advantages;
+  input.step_tokens = result.num_trained_tokens;
+  input.step_completions = batch.num_completions();
+  ObjectiveOutput output;
+  output.d_logprobs = d_logprobs;
+  output.d_entropy = d_entropy;
+  objective.Evaluate(input, output);
+  result.loss += output.loss;
+  for (const auto& [name, value] : output.metrics) result.metrics[name] += value;
+  for (float h : entropy) result.entropy += double{h};
+}
+
+void TrainerEngine::Update(StepResult& result) {
+  PhaseTimer timer(clock_, result.optimizer_seconds);
+  Buffers& b = *buffers_;
+  result.lr = options_.schedule.At(counters_.version + 1);
+  result.grad_norm = std::sqrt(device_.SquaredNorm(*stream_, b.gradients));
+  if (!std::isfinite(result.grad_norm) || !std::isfinite(result.loss)) {
+    result.skipped = true;
+    result.skip_reason =
+        absl::StrCat("not finite: loss ", result.loss, ", gradient norm ", result.grad_norm);
+    return;
+  }
+  AdamWStep step;
+  step.lr = static_cast<float>(result.lr);
+  step.beta1 = static_cast<float>(options_.beta1);
+  step.beta2 = static_cast<float>(options_.beta2);
+  step.eps = static_cast<float>(options_.eps);
+  step.step = ++counters_.optimizer_steps;
+  if (options_.max_grad_norm > 0) {
+    const double factor = options_.max_grad_norm / (result.grad_norm + kClipEpsilon);
+    step.grad_scale = static_cast<float>(std::min(1.0, factor));
+  }
+  if (options_.weight_decay == 0) {
+    device_.AdamW(*stream_, b.weights, b.master, b.m, b.v, b.gradients, step);
+  } else {  // matrices decay, norms and biases do not
+    for (const Parameter& p : layout_->parameters()) {
+      step.weight_decay = IsVector(p) ? 0.0f : static_cast<float>(options_.weight_decay);
+      device_.AdamW(*stream_, p.view.In(b.weights), p.view.In(b.master), p.view.In(b.m),
+                    p.view.In(b.v), p.view.In(b.gradients), step);
+    }
+  }
+  weights_->Refresh(device_, *stream_, *layout_, b.weights);
+  device_.Synchronize(*stream_);
+}
+
+absl::StatusOr<StepResult> TrainerEngine::SupervisedStep(
+    absl::Span<const SupervisedSequence> sequences) {
+  TrainBatch batch;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const SupervisedSequence& s = sequences[i];
+    if (s.loss_begin < 1 || s.loss_begin > static_cast<int64_t>(s.ids.size())) {
+      return absl::InvalidArgumentError(absl::StrCat("sequence ", i, ": loss_begin ", s.loss_begin,
+                                                     " must be in [1, ", s.ids.size(), "]"));
+    }
+    TrainGroup group;
+    group.prompt_ids.assign(s.ids.begin(), s.ids.begin() + s.loss_begin);
+    group.completions.emplace_back().ids.assign(s.ids.begin() + s.loss_begin, s.ids.end());
+    batch.groups.push_back(std::move(group));
+  }
+  return Step(batch, CrossEntropy());
+}
+
+absl::StatusOr<BatchLogProbs> TrainerEngine::LogProbs(const TrainBatch& batch) {
+  ASSIGN_OR_RETURN(const std::vector<MicroBatch> micro_batches, CutMicroBatches(batch, Limits()));
+  BatchLogProbs out;
+  for (const TrainGroup& g : batch.groups) {
+    out.logprobs.emplace_back(g.completions.size());
+    out.entropy.emplace_back(g.completions.size());
+  }
+  for (const MicroBatch& m : micro_batches) {
+    std::vector<float> logprobs(m.packed.num_targets()), entropy(m.packed.num_targets());
+    pass_->Forward(*stream_, *weights_, m.packed, absl::MakeSpan(logprobs),
+                   absl::MakeSpan(entropy));
+    for (size_t i = 0; i < m.completions.size(); ++i) {
+      const auto [g, c] = m.completions[i];
+      const int64_t begin = m.target_begin[i], end = m.target_begin[i + 1];
+      out.logprobs[g][c].assign(logprobs.begin() + begin, logprobs.begin() + end);
+      out.entropy[g][c].assign(entropy.begin() + begin, entropy.begin() + end);
+    }
+  }
+  return out;
+}
+
+std::shared_ptr<const HostWeights> TrainerEngine::GetWeights() {
+  auto host = std::make_shared<HostWeights>(layout_, options_.dtype, counters_.version);
+  device_.Download(*stream_, buffers_->weights, host->data());
+  return host;
+}
+
+absl::Status TrainerEngine::ReadRows(const Parameter& parameter, int64_t row_begin, int64_t row_end,
+                                     DType dtype, void* dst) {
+  const ParameterView& view = parameter.view;
+  if (row_begin < 0 || row_begin > row_end || row_end > view.rows) {
+    return absl::OutOfRangeError(absl::StrCat(parameter.spec.name, ": no rows [", row_begin, ", ",
+                                              row_end, ") of ", view.rows));
+  }
+  const Tensor& flat = dtype == DType::kF32 ? buffers_->master : buffers_->weights;
+  const Tensor rows = view.In(flat).Rows(row_begin, row_end - row_begin);
+  if (rows.dtype == dtype) {
+    device_.Download(*stream_, rows, dst);
+    return absl::OkStatus();
+  }
+  if (dtype != DType::kBF16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("weights are read as f32 or bf16, not ", Name(dtype)));
+  }
+  std::vector<float> values(rows.size());
+  device_.Download(*stream_, rows, values.data());
+  std::transform(values.begin(), values.end(), static_cast<uint16_t*>(dst), F32ToBf16);
+  return absl::OkStatus();
+}
+
+const ModelConfig& TrainerEngine::config() const { return transformer_->config(); }
+
+int64_t TrainerEngine::num_parameters() const {
+  int64_t total = 0;
+  for (const Parameter& p : layout_->parameters()) total += p.view.size();
+  return total;
+}
+
+size_t TrainerEngine::device_bytes() const {
+  return buffers_->memory.bytes() + weights_->bytes() + pass_->bytes();
+}
+
+NumericProfile TrainerEngine::profile() const { return device_.Profile(options_.dtype); }
+
+Tensor TrainerEngine::State(StateTensor which) const {
+  switch (which) {
+    case StateTensor::kMaster:
+      return buffers_->master;
+    case StateTensor::kM:
+      return buffers_->m;
+    case StateTensor::kV:
+      return buffers_->v;
+  }
+  return {};
+}
+
+void TrainerEngine::DownloadState(StateTensor which, const Parameter& parameter, float* dst) {
+  device_.Download(*stream_, parameter.view.In(State(which)), dst);
+}
+
+void TrainerEngine::UploadState(StateTensor which, const Parameter& parameter, const float* src) {
+  device_.Upload(*stream_, parameter.view.In(State(which)), src);
+}
+
+void TrainerEngine::FinishRestore(const TrainerCounters& counters) {
+  counters_ = counters;
+  device_.Copy(*stream_, buffers_->weights, buffers_->master);
+  weights_->Refresh(device_, *stream_, *layout_, buffers_->weights);
+  device_.Synchronize(*stream_);
+}
+}  // namespace stretto::engine

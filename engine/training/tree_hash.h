@@ -1,0 +1,24 @@
+// Hashes of checkpoints: XXH3-128 as 32 hex digits.
+#pragma once
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+
+namespace stretto::engine {
+std::string HashBytes(absl::Span<const uint8_t> bytes);
+
+// The hash of named parts in the order they are added. A part is written as
+// length:name=length:value so that no two sequences of parts read the same.
+class TreeHash {
+ public:
+  void Add(absl::string_view name, absl::string_view value) {
+    absl::StrAppend(&text_, name.size(), ":", name, "=", value.size(), ":", value, "\n");
+  }
+  std::string Finish() const;
+
+ private:
+  std::string text_;
+};
+}  // namespace stretto::engine
