@@ -1,0 +1,61 @@
+// `stretto export`: a run's newest checkpoint (or a given one) as a Hugging Face folder.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "base/files.h"
+#include "base/status.h"
+#include "cli/commands.h"
+#include "cli/local_model.h"
+#include "config/run_config.h"
+#include "engine/formats/export_hf.h"
+
+namespace stretto::cli {
+namespace {
+struct ExportFlags {
+  std::string run_dir, checkpoint, out, dtype = "bf16";
+  bool overwrite = false;
+};
+
+absl::Status Export(const ExportFlags& flags) {
+  ASSIGN_OR_RETURN(const RunConfig run, LoadRunConfig(RunFileOf(flags.run_dir)));
+  std::string checkpoint = flags.checkpoint;
+  if (checkpoint.empty()) {
+    ASSIGN_OR_RETURN(checkpoint, NewestCheckpoint(flags.run_dir));
+  }
+  ASSIGN_OR_RETURN(const auto files, engine::OpenModel(run.model.path));
+  ASSIGN_OR_RETURN(const auto masters, OpenMasters(checkpoint));
+  RETURN_IF_ERROR(Annotate(engine::CheckShapes(files.config, *masters), checkpoint));
+  engine::ExportOptions options;
+  options.path = flags.out;
+  options.type = flags.dtype == "f32" ? DType::kF32 : DType::kBF16;
+  options.config = files.config;
+  options.generation = files.generation;
+  options.overwrite = flags.overwrite;
+  if (files.kind == engine::ModelFiles::Kind::kFolder) {
+    options.tokenizer_folder = files.path;
+  } else {
+    ASSIGN_OR_RETURN(const auto tokenizer, engine::OpenTokenizer(files));
+    options.tokenizer_files = {{"tokenizer.json", tokenizer->ToTokenizerJson()},
+                               {"tokenizer_config.json", tokenizer->ToTokenizerConfigJson()}};
+  }
+  RETURN_IF_ERROR(engine::ExportHf(
+      Files::Real(), options,
+      [&masters](const engine::TensorSpec& tensor, int64_t begin, int64_t end, DType type,
+                 void* dst) { return masters->ReadRows(tensor.name, begin, end, type, dst); }));
+  std::printf("Exported %s to %s\n", checkpoint.c_str(), flags.out.c_str());
+  return absl::OkStatus();
+}
+}  // namespace
+
+void AddExportCommand(CLI::App& app, Command* chosen) {
+  auto flags = std::make_shared<ExportFlags>();
+  CLI::App* command =
+      app.add_subcommand("export", "Writes a run's policy as a Hugging Face folder.");
+  command->add_option("run_dir", flags->run_dir, "The run's folder")->required();
+  command->add_option("out", flags->out, "The folder to write")->required();
+  command->add_option("--checkpoint", flags->checkpoint, "A checkpoint's folder; default: newest");
+  command->add_option("--dtype", flags->dtype)->check(CLI::IsMember({"bf16", "f32"}));
+  command->add_flag("--overwrite", flags->overwrite, "Replace the folder if it exists");
+  command->callback([flags, chosen] { *chosen = [flags] { return Finish(Export(*flags)); }; });
+}
+}  // namespace stretto::cli

@@ -1,0 +1,115 @@
+#include "cli/local_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/files.h"
+#include "base/status.h"
+#include "engine/formats/safetensors.h"
+#include "engine/text/stream_decoder.h"
+#include "engine/training/checkpoint.h"
+
+namespace stretto::cli {
+namespace {
+using engine::Event;
+
+class StreamingText final : public engine::TextDecoder {
+ public:
+  explicit StreamingText(const engine::Tokenizer& tokenizer) : decoder_(tokenizer) {}
+  std::string Push(int32_t token) override { return decoder_.Push(token); }
+  std::string Finish() override { return decoder_.Finish(); }
+
+ private:
+  engine::StreamDecoder decoder_;
+};
+
+absl::StatusOr<DType> ParseDType(const std::string& name) {
+  if (name == "bf16") return DType::kBF16;
+  if (name == "f32") return DType::kF32;
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown dtype '", name, "': expected bf16 or f32"));
+}
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const engine::TensorSource>> OpenMasters(
+    const std::string& checkpoint) {
+  return engine::OpenSafetensors(JoinPath(checkpoint, "masters.safetensors"));
+}
+
+absl::StatusOr<std::string> NewestCheckpoint(const std::string& run_dir) {
+  return engine::LatestCheckpoint(Files::Real(), JoinPath(run_dir, "checkpoints"));
+}
+
+std::string RunFileOf(const std::string& run_dir) { return JoinPath(run_dir, "run.yaml"); }
+
+absl::StatusOr<std::unique_ptr<LocalModel>> LocalModel::Open(const LocalModelOptions& options) {
+  auto model = std::make_unique<LocalModel>();
+  ASSIGN_OR_RETURN(model->files_, engine::OpenModel(options.model));
+  ASSIGN_OR_RETURN(model->prompts_, engine::PromptEncoder::Open(model->files_, options.prompts));
+  RETURN_IF_ERROR(model->OpenEngine(options));
+  return model;
+}
+
+absl::Status LocalModel::OpenEngine(const LocalModelOptions& options) {
+  ASSIGN_OR_RETURN(const DType dtype, ParseDType(options.dtype));
+  ASSIGN_OR_RETURN(device_, engine::CreateDevice({.backend = options.backend,
+                                                  .num_threads = options.threads}));
+  const engine::ModelConfig& config = files_.config;
+  const int64_t context = std::min<int64_t>(options.max_sequence_length,
+                                            std::max<int64_t>(config.max_position_embeddings, 1));
+  ASSIGN_OR_RETURN(transformer_,
+                   engine::Transformer::Create(*device_, config,
+                                               {.dtype = dtype, .max_sequence_length = context}));
+  std::shared_ptr<const engine::TensorSource> source = files_.tensors;
+  if (!options.checkpoint.empty()) {
+    ASSIGN_OR_RETURN(source, OpenMasters(options.checkpoint));
+  }
+  const auto stream = device_->CreateStream();
+  auto weights = engine::ModelWeights::Load(*device_, *stream, config, dtype, *source);
+  if (!weights.ok()) return Annotate(weights.status(), source->path());
+  engine::EngineOptions engine_options;
+  engine_options.kv_cache_bytes = options.kv_cache_mb << 20;
+  engine_options.max_running = options.max_running;
+  engine_options.eos_ids = prompts_->stop_ids();
+  engine_options.text_decoder = [tokenizer = &prompts_->tokenizer()] {
+    return std::make_unique<StreamingText>(*tokenizer);
+  };
+  ASSIGN_OR_RETURN(engine_, engine::InferenceEngine::Create(
+                                *transformer_, {.weights = *std::move(weights), .hash = "local"},
+                                engine_options));
+  return absl::OkStatus();
+}
+
+std::vector<LocalCompletion> LocalModel::Complete(
+    const std::vector<std::vector<int32_t>>& prompts, const engine::SamplingParams& sampling,
+    uint64_t seed, const std::function<void(size_t, int32_t)>& on_token) {
+  std::vector<LocalCompletion> results(prompts.size());
+  size_t next = 0;
+  const auto submit = [&] {
+    for (; next < prompts.size(); ++next) {
+      engine::Request request;
+      request.id = next;
+      request.prompt_ids = prompts[next];
+      request.sampling = sampling;
+      request.draw = {.run_seed = seed, .prompt_id = next};
+      const absl::Status status = engine_->Submit(std::move(request));
+      if (absl::IsResourceExhausted(status) && engine_->HasWork()) return;
+      results[next].status = status;
+    }
+  };
+  for (submit(); engine_->HasWork(); submit()) {
+    for (const Event& event : engine_->Step()) {
+      LocalCompletion& result = results[event.request_id];
+      if (event.kind == Event::Kind::kToken) {
+        result.ids.push_back(event.token);
+        result.logprobs.push_back(event.logprob);
+        if (on_token) on_token(event.request_id, event.token);
+      } else {
+        result.reason = event.reason;
+        result.status = event.status;
+      }
+    }
+  }
+  return results;
+}
+}  // namespace stretto::cli

@@ -1,0 +1,34 @@
+// `stretto`: the command line. One subcommand a file; see commands.h.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "cli/commands.h"
+
+namespace stretto::cli {
+int Finish(const absl::Status& status) {
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "stretto: %s\n", std::string(status.message()).c_str());
+  return absl::IsInvalidArgument(status) ? 2 : 1;
+}
+}  // namespace stretto::cli
+
+int main(int argc, char** argv) {
+  using namespace stretto::cli;
+  CLI::App app("Post-trains language models with reinforcement learning.", "stretto");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "stretto 0.1.0");
+  Command chosen;
+  AddUpCommand(app, &chosen);
+  AddStatusCommand(app, &chosen);
+  AddGenerateCommand(app, &chosen);
+  AddEvalCommand(app, &chosen);
+  AddExportCommand(app, &chosen);
+  AddReportCommand(app, &chosen);
+  AddSftCommand(app, &chosen);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return chosen();
+}

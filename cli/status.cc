@@ -1,0 +1,86 @@
+// `stretto status RUN_DIR`: how a run is doing, asked from its coordinator. `--stop`, `--pause`,
+// `--resume` and `--checkpoint` control it.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_format.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "cli/commands.h"
+#include "cli/coordinator_client.h"
+#include "cli/progress.h"
+
+namespace stretto::cli {
+namespace {
+struct StatusFlags {
+  std::string run_dir, address;
+  bool stop = false, pause = false, resume = false, checkpoint = false;
+};
+
+void Print(const v1::RunStatus& status) {
+  std::printf("%s: %s\n", status.run_id().c_str(), LiveLine(status).c_str());
+  std::printf("%s\n", StepLine(status).c_str());
+  if (status.eval_before() >= 0) {
+    std::printf("held-out accuracy: %.1f %% before, %.1f %% last\n", 100 * status.eval_before(),
+                100 * status.eval_last());
+  }
+  std::printf("%-16s %-10s %-22s %6s %8s %10s\n", "member", "state", "address", "epoch", "version",
+              "in flight");
+  for (const auto& m : status.members()) {
+    std::printf("%-16s %-10s %-22s %6llu %8lld %10u\n", m.name().c_str(), m.state().c_str(),
+                m.address().c_str(), static_cast<unsigned long long>(m.member_epoch()),
+                static_cast<long long>(m.version().number()), m.num_in_flight());
+  }
+}
+
+absl::Status Status(StatusFlags flags) {
+  if (flags.address.empty()) {
+    const std::string path = JoinPath(flags.run_dir, "members/coordinator.json");
+    const auto text = Files::Real().ReadAll(path);
+    if (!text.ok()) return Annotate(text.status(), "no run has been started there");
+    const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("address") || !json["address"].is_string()) {
+      return absl::DataLossError(absl::StrCat(path, ": expected an object with `address`"));
+    }
+    flags.address = json["address"].get<std::string>();
+  }
+  const auto client = ConnectToCoordinator(flags.address);
+  absl::StatusOr<v1::RunStatus> status = absl::UnknownError("");
+  if (flags.stop) {
+    status = client->Control(v1::ControlRunRequest::ACTION_STOP);
+  } else if (flags.pause) {
+    status = client->Control(v1::ControlRunRequest::ACTION_PAUSE);
+  } else if (flags.resume) {
+    status = client->Control(v1::ControlRunRequest::ACTION_RESUME);
+  } else if (flags.checkpoint) {
+    status = client->Control(v1::ControlRunRequest::ACTION_CHECKPOINT);
+  } else {
+    status = client->Status();
+  }
+  if (!status.ok()) {
+    return Annotate(status.status(),
+                    absl::StrCat("no coordinator answers at ", flags.address,
+                                 " (the run is not up; its results are in its folder)"));
+  }
+  Print(*status);
+  return absl::OkStatus();
+}
+}  // namespace
+
+void AddStatusCommand(CLI::App& app, Command* chosen) {
+  auto flags = std::make_shared<StatusFlags>();
+  CLI::App* command = app.add_subcommand("status", "Shows or controls a run that is up.");
+  auto* where = command->add_option_group("where");
+  where->add_option("run_dir", flags->run_dir, "The run's folder");
+  where->add_option("--coordinator", flags->address, "host:port of its coordinator");
+  where->require_option(1);
+  auto* action = command->add_option_group("action");
+  action->add_flag("--stop", flags->stop, "Checkpoint and end; the same run file resumes");
+  action->add_flag("--pause", flags->pause);
+  action->add_flag("--resume", flags->resume);
+  action->add_flag("--checkpoint", flags->checkpoint, "Write a checkpoint now");
+  action->require_option(0, 1);
+  command->callback([flags, chosen] { *chosen = [flags] { return Finish(Status(*flags)); }; });
+}
+}  // namespace stretto::cli

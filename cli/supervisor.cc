@@ -1,0 +1,157 @@
+#include "cli/supervisor.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/status.h"
+
+namespace stretto::cli {
+namespace {
+constexpr int64_t kQuickFailureNs = 10'000'000'000;  // ended within this: counts against it
+constexpr int kMaxQuickFailures = 5;
+constexpr int64_t kFirstPauseNs = 250'000'000;
+constexpr int kWrongUse = 2;  // exit code of a service that refuses its flags or run file
+
+std::string HowItEnded(int wait_status) {
+  if (WIFSIGNALED(wait_status)) {
+    return absl::StrCat("was killed by signal ", WTERMSIG(wait_status), " (",
+                        strsignal(WTERMSIG(wait_status)), ")");
+  }
+  return absl::StrCat("ended with exit code ", WEXITSTATUS(wait_status));
+}
+
+// In the child: output to the log, a process group of its own (a Ctrl-C is for the supervisor alone),
+// death with the parent.
+[[noreturn]] void RunChild(const std::vector<char*>& arguments, const char* log_file,
+                           pid_t parent) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);
+  const int log = ::open(log_file, O_WRONLY | O_CREAT | O_APPEND, 0644);
+  const int nothing = ::open("/dev/null", O_RDONLY);
+  if (log < 0 || nothing < 0) ::_exit(127);
+  ::dup2(nothing, 0);
+  ::dup2(log, 1);
+  ::dup2(log, 2);
+  ::execv(arguments[0], arguments.data());
+  const char* reason = std::strerror(errno);
+  (void)!::write(2, reason, std::strlen(reason));
+  ::_exit(127);
+}
+}  // namespace
+
+std::string TailOf(const std::string& path, int num_lines) {
+  const auto content = Files::Real().ReadAll(path);
+  if (!content.ok()) return "";
+  size_t begin = content->size();
+  while (begin > 0 && num_lines >= 0) {
+    --begin;
+    if ((*content)[begin] == '\n' && begin + 1 < content->size()) --num_lines;
+  }
+  if (num_lines < 0) begin += 1;
+  return content->substr(std::min(begin, content->size()));
+}
+
+Supervisor::~Supervisor() {
+  SignalAll(SIGKILL);
+  WaitForAll(/*timeout_ms=*/2000);
+}
+
+absl::Status Supervisor::Start(ProcessSpec spec) {
+  Process& process = processes_[spec.name];
+  process.spec = std::move(spec);
+  return Spawn(process);
+}
+
+absl::Status Supervisor::Spawn(Process& process) {
+  std::vector<char*> arguments;
+  for (std::string& argument : process.spec.command) arguments.push_back(argument.data());
+  arguments.push_back(nullptr);
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot start ", process.spec.name, ": ", std::strerror(errno)));
+  }
+  if (pid == 0) RunChild(arguments, process.spec.log_file.c_str(), parent);
+  process.pid = pid;
+  process.started_ns = clock_.NowNs();
+  process.restart_at_ns = 0;
+  return absl::OkStatus();
+}
+
+absl::Status Supervisor::OnEnd(Process& process, int wait_status,
+                               std::vector<std::string>* notes) {
+  process.pid = -1;
+  if (!restarting_ || (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0)) {
+    return absl::OkStatus();
+  }
+  const std::string what = absl::StrCat(process.spec.name, " ", HowItEnded(wait_status));
+  const int64_t now = clock_.NowNs();
+  const bool quick = now - process.started_ns < kQuickFailureNs;
+  process.num_quick_failures = quick ? process.num_quick_failures + 1 : 0;
+  const bool refused = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == kWrongUse;
+  if (refused || process.num_quick_failures >= kMaxQuickFailures) {
+    return absl::AbortedError(absl::StrCat(what, refused ? "" : " again and again",
+                                           "; the end of its log ", process.spec.log_file, ":\n",
+                                           TailOf(process.spec.log_file, 8)));
+  }
+  process.restart_at_ns = now + (kFirstPauseNs << process.num_quick_failures);
+  notes->push_back(absl::StrCat(what, "; starting it again"));
+  return absl::OkStatus();
+}
+
+absl::Status Supervisor::Poll(std::vector<std::string>* notes) {
+  for (auto& [name, process] : processes_) {
+    int wait_status = 0;
+    if (process.pid > 0 && ::waitpid(process.pid, &wait_status, WNOHANG) == process.pid) {
+      RETURN_IF_ERROR(OnEnd(process, wait_status, notes));
+    }
+    if (restarting_ && process.restart_at_ns > 0 && clock_.NowNs() >= process.restart_at_ns) {
+      RETURN_IF_ERROR(Spawn(process));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Supervisor::Signal(const std::string& name, int signal) {
+  const auto it = processes_.find(name);
+  if (it != processes_.end() && it->second.pid > 0) ::kill(it->second.pid, signal);
+}
+
+void Supervisor::SignalAll(int signal) {
+  for (const auto& [name, process] : processes_) {
+    if (process.pid > 0) ::kill(process.pid, signal);
+  }
+}
+
+int Supervisor::num_running() const {
+  return static_cast<int>(std::count_if(processes_.begin(), processes_.end(),
+                                        [](const auto& p) { return p.second.pid > 0; }));
+}
+
+bool Supervisor::IsRunning(const std::string& name) const {
+  const auto it = processes_.find(name);
+  return it != processes_.end() && it->second.pid > 0;
+}
+
+void Supervisor::WaitForAll(int64_t timeout_ms) {
+  restarting_ = false;
+  const int64_t deadline = clock_.NowNs() + timeout_ms * 1'000'000;
+  std::vector<std::string> notes;
+  while (num_running() > 0) {
+    if (clock_.NowNs() > deadline) SignalAll(SIGKILL);
+    (void)Poll(&notes);
+    clock_.SleepNs(20'000'000);
+  }
+}
+}  // namespace stretto::cli

@@ -1,0 +1,60 @@
+// Starts a run's services as local processes and keeps them alive: a process that ends without being
+// asked is started again after a pause that grows; one that keeps failing ends the run. Output goes to
+// <run dir>/logs/NAME.log. Children end with this process. Single-threaded; call Poll() often.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/clock.h"
+
+namespace stretto::cli {
+struct ProcessSpec {
+  std::string name;                // of the member
+  std::vector<std::string> command;  // program and arguments
+  std::string log_file;
+};
+
+class Supervisor {
+ public:
+  explicit Supervisor(Clock& clock) : clock_(clock) {}
+  ~Supervisor();  // kills what is left
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+
+  absl::Status Start(ProcessSpec spec);
+  // Reaps and restarts. An error is final: a process keeps failing, or refused its arguments; the
+  // message has the last lines of its log. `notes` receives what a person should know.
+  absl::Status Poll(std::vector<std::string>* notes);
+  // No process is started again from now on.
+  void StopRestarting() { restarting_ = false; }
+  void Signal(const std::string& name, int signal);
+  void SignalAll(int signal);
+  int num_running() const;
+  bool IsRunning(const std::string& name) const;
+  // Waits until all have ended; what is left after `timeout_ms` is killed.
+  void WaitForAll(int64_t timeout_ms);
+
+ private:
+  struct Process {
+    ProcessSpec spec;
+    pid_t pid = -1;
+    int64_t started_ns = 0, restart_at_ns = 0;
+    int num_quick_failures = 0;
+  };
+  absl::Status Spawn(Process& process);
+  absl::Status OnEnd(Process& process, int wait_status, std::vector<std::string>* notes);
+
+  Clock& clock_;
+  bool restarting_ = true;
+  std::map<std::string, Process> processes_;
+};
+
+// The last `num_lines` lines of a file, for messages; empty if it can't be read.
+std::string TailOf(const std::string& path, int num_lines);
+}  // namespace stretto::cli

@@ -1,0 +1,278 @@
+// `stretto up run.yaml`: the four services of a run as processes of this machine. Prepares the run's
+// folder, starts the processes, shows progress, and ends with the run; the same command resumes.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_format.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "cli/commands.h"
+#include "cli/coordinator_client.h"
+#include "cli/local_model.h"
+#include "cli/progress.h"
+#include "cli/supervisor.h"
+#include "config/run_config.h"
+
+namespace stretto::cli {
+namespace {
+constexpr char kCoordinator[] = "coordinator";
+constexpr int64_t kPollNs = 100'000'000;
+constexpr int64_t kStartTimeoutNs = 30'000'000'000;
+
+std::atomic<int> g_interrupts{0};
+void OnInterrupt(int) { g_interrupts.fetch_add(1); }
+
+struct UpFlags {
+  std::string run_file, log_level = "info";
+  std::vector<std::string> overrides;
+  bool plain = false;
+};
+
+// What must stay as it is when a run goes on: all but how long it lasts and where it runs.
+RunConfig Essence(RunConfig config) {
+  config.train.steps = 0;
+  config.train.checkpoint_every = 0;
+  config.train.keep_checkpoints = 0;
+  config.eval = {};
+  config.cluster = {};
+  config.run.dir.clear();
+  return config;
+}
+
+// The folder's lock, held while this object lives.
+class RunLock {
+ public:
+  ~RunLock() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  absl::Status Take(const std::string& run_dir) {
+    const std::string path = JoinPath(run_dir, "lock");
+    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (fd_ < 0) return absl::UnavailableError(absl::StrCat("cannot open ", path));
+    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(run_dir, ": this run is up already; see `stretto status ", run_dir, "`"));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+// Writes the folder's run file, or checks that the folder's run is this one.
+absl::Status PrepareFolder(const RunConfig& config) {
+  Files& files = Files::Real();
+  RETURN_IF_ERROR(files.MakeDirs(JoinPath(config.run.dir, "logs")));
+  RETURN_IF_ERROR(files.MakeDirs(JoinPath(config.run.dir, "members")));
+  const std::string path = RunFileOf(config.run.dir);
+  if (files.Exists(path)) {
+    ASSIGN_OR_RETURN(const RunConfig old, LoadRunConfig(path));
+    if (ToYaml(Essence(old)) != ToYaml(Essence(config))) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          config.run.dir, " holds a run with other settings (", path,
+          "): give this one another run.name, or remove the folder to begin again"));
+    }
+  }
+  return files.WriteAtomically(path, ToYaml(config));
+}
+
+class UpCommand {
+ public:
+  UpCommand(RunConfig config, const UpFlags& flags)
+      : config_(std::move(config)),
+        flags_(flags),
+        progress_(!flags.plain && ::isatty(STDOUT_FILENO) != 0),
+        supervisor_(Clock::Real()) {}
+
+  absl::Status Run() {
+    RETURN_IF_ERROR(Files::Real().MakeDirs(config_.run.dir));
+    RETURN_IF_ERROR(lock_.Take(config_.run.dir));
+    RETURN_IF_ERROR(PrepareFolder(config_));
+    struct sigaction action {};
+    action.sa_handler = OnInterrupt;
+    ::sigaction(SIGINT, &action, nullptr);
+    ::sigaction(SIGTERM, &action, nullptr);
+    progress_.Note(absl::StrCat("Run ", config_.run.name, " in ", config_.run.dir));
+    RETURN_IF_ERROR(StartAll());
+    const absl::Status status = Watch();
+    progress_.End();
+    supervisor_.StopRestarting();
+    if (!status.ok()) supervisor_.SignalAll(SIGTERM);
+    supervisor_.WaitForAll(/*timeout_ms=*/10'000);
+    if (status.ok()) PrintSummary();
+    return status;
+  }
+
+ private:
+  ProcessSpec Spec(const std::string& kind, const std::string& name, int64_t port_index,
+                   int64_t num_threads) {
+    std::error_code ec;
+    const auto folder = std::filesystem::read_symlink("/proc/self/exe", ec).parent_path();
+    const int64_t base = config_.cluster.base_port;
+    ProcessSpec spec;
+    spec.name = name;
+    spec.log_file = JoinPath(config_.run.dir, absl::StrCat("logs/", name, ".log"));
+    spec.command = {(folder / absl::StrCat("stretto-", kind)).string(),
+                    "--run",
+                    RunFileOf(config_.run.dir),
+                    "--name",
+                    name,
+                    "--bind",
+                    config_.cluster.bind,
+                    "--port",
+                    absl::StrCat(base > 0 ? base + port_index : 0),
+                    "--threads",
+                    absl::StrCat(num_threads),
+                    "--log-level",
+                    flags_.log_level,
+                    absl::StrCat("--exit-with-parent=", ::getpid())};
+    return spec;
+  }
+
+  absl::Status StartAll() {
+    Files& files = Files::Real();
+    const std::string member_file = JoinPath(config_.run.dir, "members/coordinator.json");
+    RETURN_IF_ERROR(files.RemoveAll(member_file));
+    RETURN_IF_ERROR(supervisor_.Start(Spec(kCoordinator, kCoordinator, 0, 0)));
+    int64_t port = 1;
+    RETURN_IF_ERROR(supervisor_.Start(
+        Spec("trainer", "trainer-0", port++, config_.cluster.trainer_threads)));
+    for (int64_t i = 0; i < config_.cluster.scorers; ++i) {
+      RETURN_IF_ERROR(supervisor_.Start(Spec("scorer", absl::StrCat("scorer-", i), port++,
+                                             config_.cluster.scorer_threads)));
+    }
+    for (int64_t i = 0; i < config_.cluster.generators; ++i) {
+      RETURN_IF_ERROR(supervisor_.Start(Spec("generator", absl::StrCat("generator-", i), port++,
+                                             config_.cluster.generator_threads)));
+    }
+    return absl::OkStatus();
+  }
+
+  // The coordinator's address now; it changes when the coordinator is started again.
+  void Reconnect() {
+    const auto text =
+        Files::Real().ReadAll(JoinPath(config_.run.dir, "members/coordinator.json"));
+    if (!text.ok()) return;
+    const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("address") || !json["address"].is_string()) return;
+    const auto address = json["address"].get<std::string>();
+    if (address == address_) return;
+    address_ = address;
+    client_ = ConnectToCoordinator(address);
+  }
+
+  // Until the run ends. OK: done, or stopped on request.
+  absl::Status Watch() {
+    int interrupts = 0;
+    const int64_t start = Clock::Real().NowNs();
+    for (;;) {
+      std::vector<std::string> notes;
+      const absl::Status alive = supervisor_.Poll(&notes);
+      for (const std::string& note : notes) progress_.Note(note);
+      RETURN_IF_ERROR(alive);
+      if (g_interrupts > interrupts) {
+        if (++interrupts > 1) return absl::CancelledError("stopped at once");
+        stopping_ = true;
+        supervisor_.StopRestarting();
+        progress_.Note("Stopping; the same command resumes. Interrupt again to stop at once.");
+        supervisor_.Signal(kCoordinator, SIGTERM);
+      }
+      Reconnect();
+      const absl::StatusOr<bool> ended = ShowStatus();
+      RETURN_IF_ERROR(ended.status());
+      if (*ended) return absl::OkStatus();
+      if (!supervisor_.IsRunning(kCoordinator) && CoordinatorIsFinished()) return EndState();
+      if (client_ == nullptr && Clock::Real().NowNs() - start > kStartTimeoutNs) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            "the coordinator does not start; the end of its log:\n",
+            TailOf(JoinPath(config_.run.dir, "logs/coordinator.log"), 8)));
+      }
+      Clock::Real().SleepNs(kPollNs);
+    }
+  }
+
+  bool CoordinatorIsFinished() const { return stopping_ || saw_end_; }
+  absl::Status EndState() const { return end_status_; }
+
+  // Whether the run has ended.
+  absl::StatusOr<bool> ShowStatus() {
+    if (client_ == nullptr) return false;
+    const auto status = client_->Status();
+    if (!status.ok()) return false;  // being restarted; the supervisor knows
+    progress_.Show(*status);
+    if (status->state() == v1::RUN_STATE_FAILED) {
+      supervisor_.StopRestarting();
+      return absl::AbortedError(absl::StrCat("the run failed: ", status->detail()));
+    }
+    if (status->state() == v1::RUN_STATE_DONE) {
+      saw_end_ = true;
+      supervisor_.StopRestarting();
+      // The coordinator tells the members that the run has ended, and ends last.
+      return false;
+    }
+    return false;
+  }
+
+  void PrintSummary() {
+    const auto text = Files::Real().ReadAll(JoinPath(config_.run.dir, "summary.json"));
+    if (!text.ok()) return;
+    const auto s = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (!s.is_object()) return;
+    const auto number = [&s](const char* key) {
+      return s.contains(key) && s[key].is_number() ? s[key].get<double>() : -1.0;
+    };
+    std::printf("%.0f steps in %.0f s, %.0f rollouts, %.0f tokens generated\n", number("steps"),
+                number("seconds"), number("rollouts"), number("tokens_generated"));
+    if (number("eval_before") >= 0 && number("eval_after") >= 0) {
+      std::printf("held-out accuracy: %.1f %% before, %.1f %% after\n", 100 * number("eval_before"),
+                  100 * number("eval_after"));
+    }
+    std::printf("largest log-prob difference between generator and trainer: %g\n",
+                number("logprob_mismatch_max"));
+    std::printf("peak memory of all processes: %.2f GB\n", number("peak_rss_bytes") / 1e9);
+    if (s.contains("checkpoint_hash") && s["checkpoint_hash"].is_string()) {
+      std::printf("checkpoint %s\n", s["checkpoint_hash"].get<std::string>().c_str());
+    }
+  }
+
+  RunConfig config_;
+  UpFlags flags_;
+  RunLock lock_;
+  Progress progress_;
+  Supervisor supervisor_;
+  std::unique_ptr<CoordinatorClient> client_;
+  std::string address_;
+  bool stopping_ = false, saw_end_ = false;
+  absl::Status end_status_;
+};
+
+absl::Status Up(const UpFlags& flags) {
+  ASSIGN_OR_RETURN(RunConfig config, LoadRunConfig(flags.run_file, flags.overrides));
+  std::error_code ec;
+  config.run.dir = std::filesystem::absolute(config.run.dir, ec).lexically_normal().string();
+  return UpCommand(std::move(config), flags).Run();
+}
+}  // namespace
+
+void AddUpCommand(CLI::App& app, Command* chosen) {
+  auto flags = std::make_shared<UpFlags>();
+  CLI::App* command = app.add_subcommand(
+      "up", "Runs a run file's services on this machine; the same command resumes.");
+  command->add_option("run_file", flags->run_file, "The run file (YAML)")->required();
+  command->add_option("--set", flags->overrides, "section.key=value, wins over the file")
+      ->take_all();
+  command->add_flag("--plain", flags->plain, "Plain lines, as when the output is no terminal");
+  command->add_option("--log-level", flags->log_level, "error | warning | info | debug");
+  command->callback([flags, chosen] { *chosen = [flags] { return Finish(Up(*flags)); }; });
+}
+}  // namespace stretto::cli
