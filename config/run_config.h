@@ -1,7 +1,7 @@
-// The run file: everything a run is, as typed values. One YAML file, read by every service of the run.
-// Keys are the field names below, section by section (`model.path`, `train.lr`, …); docs/run-file.md
-// lists them. Loading validates: an unknown key, a wrong type, a missing file or an impossible value is
-// an error that names file and line and says what is expected.
+// The run file: everything a run is, as typed values. One YAML file, read by every service of the
+// run. Keys are the field names below, section by section (`model.path`, `train.lr`, …);
+// docs/run-file.md lists them. Loading validates: an unknown key, a wrong type, a missing file or
+// an impossible value is an error that names file and line and says what is expected.
 #pragma once
 
 #include <cstdint>
@@ -12,30 +12,31 @@
 
 namespace stretto {
 struct RunSection {
-  std::string name = "run";      // names the run; part of the run id
-  std::string dir;               // the run's folder; default runs/<name> beside the current folder
+  std::string name = "run";  // names the run; part of the run id
+  std::string dir;           // the run's folder; default runs/<name> beside the current folder
   uint64_t seed = 1;
 };
 
 struct ModelSection {
-  std::string path;              // Hugging Face folder or GGUF file
-  std::string dtype = "bf16";    // bf16 | f32, of weights and activations
-  std::string chat_format = "auto";  // auto (by the model's template) | chatml | llama3 | none
+  std::string path;                    // Hugging Face folder or GGUF file
+  std::string dtype = "bf16";          // bf16 | f32, of weights and activations
+  std::string chat_format = "auto";    // auto (by the model's template) | chatml | llama3 | none
   int64_t max_sequence_length = 1024;  // prompt + completion; also fixes `dynamic` rope scaling
 };
 
 struct DataSection {
-  std::string train;             // JSONL; each line has `prompt` (text) or `messages` (chat), and what
-                                 // the verifiers need (`answer`, …)
-  std::string eval;              // held out; empty: no evaluation
-  bool shuffle = true;           // the order of an epoch is a pure function of (seed, epoch)
+  std::string train;    // JSONL; each line has `prompt` (text) or `messages` (chat), and what
+                        // the verifiers need (`answer`, …)
+  std::string eval;     // held out; empty: no evaluation
+  bool shuffle = true;  // the order of an epoch is a pure function of (seed, epoch)
   std::string on_bad_line = "fail";  // fail | skip (named and counted)
-  std::string system_prompt;     // put before prompts that have no system message; empty: the template's
-  int64_t max_prompt_tokens = 0; // longer prompts are rejected; 0: what the context leaves
+  std::string
+      system_prompt;  // put before prompts that have no system message; empty: the template's
+  int64_t max_prompt_tokens = 0;  // longer prompts are rejected; 0: what the context leaves
 };
 
 struct RolloutSection {
-  int64_t group_size = 8;        // completions of one prompt
+  int64_t group_size = 8;  // completions of one prompt
   double temperature = 1.0;
   int64_t top_k = 0;
   double top_p = 1.0;
@@ -47,31 +48,34 @@ struct RolloutSection {
 
 // One verifier or service; a rollout's reward is the weighted sum.
 struct RewardSpec {
-  std::string type;              // exact | integer | numeric | regex | length | json | service
-  std::string name;              // in metrics; default: type
+  std::string type;  // exact | integer | numeric | regex | length | json | service
+  std::string name;  // in metrics; default: type
   double weight = 1.0;
-  std::string answer_field = "answer";  // exact, integer, numeric: the dataset field to compare with
-  double tolerance = 1e-6;       // numeric: relative or absolute difference allowed
-  std::string take = "last";     // integer, numeric: which number of the completion: last | first | only
-                                 // (only: the completion is that number and nothing else)
-  bool ignore_case = true;       // exact
-  std::string pattern;           // regex: searched for in the completion (PCRE2)
-  int64_t target_tokens = 0;     // length: 1 up to here, then falling linearly to 0 at max_tokens
+  std::string answer_field =
+      "answer";               // exact, integer, numeric: the dataset field to compare with
+  double tolerance = 1e-6;    // numeric: relative or absolute difference allowed
+  std::string take = "last";  // integer, numeric: which number of the completion: last | first |
+                              // only (only: the completion is that number and nothing else)
+  bool ignore_case = true;    // exact
+  std::string pattern;        // regex: searched for in the completion (PCRE2)
+  int64_t target_tokens = 0;  // length: 1 up to here, then falling linearly to 0 at max_tokens
   std::vector<std::string> required_keys;  // json: keys the object must have
-  std::string address;           // service: host:port of a stretto.v1.Reward service
-  int64_t timeout_ms = 10000;    // service
-  int64_t max_attempts = 3;      // service: then the group is replaced
+  std::string address;                     // service: host:port of a stretto.v1.Reward service
+  int64_t timeout_ms = 10000;              // service
+  int64_t max_attempts = 3;                // service: then the group is replaced
 };
 
 struct AlgorithmSection {
   std::string name = "grpo";
   double clip_low = 0.2, clip_high = 0.2;
-  double kl_coef = 0.0;          // beta of the KL term to the reference; 0: no reference log-probs
-  std::string kl_estimator = "k3";          // k1 | k2 | k3
-  std::string advantage_scale = "std";      // std (r − mean)/(std + 1e-4) | none (r − mean)
+  double kl_coef = 0.0;         // beta of the KL term to the reference; 0: no reference log-probs
+  double kl_target = 0.0;       // > 0: kl_coef adapts so that the measured KL approaches this
+  double kl_horizon = 10000.0;  // rollouts over which the adaptive kl_coef reacts
+  std::string kl_estimator = "k3";              // k1 | k2 | k3
+  std::string advantage_scale = "std";          // std (r − mean)/(std + 1e-4) | none (r − mean)
   std::string loss_denominator = "token_mean";  // token_mean (global) | sequence_mean
-  double entropy_coef = 0.0;     // added to the objective
-  double importance_cap = 0.0;   // truncated importance sampling for stale tokens; 0: off
+  double entropy_coef = 0.0;                    // added to the objective
+  double importance_cap = 0.0;  // truncated importance sampling for stale tokens; 0: off
 };
 
 struct TrainSection {
@@ -79,44 +83,45 @@ struct TrainSection {
   int64_t prompts_per_step = 16;
   double lr = 1e-6;
   int64_t warmup_steps = 20;
-  std::string lr_schedule = "constant";     // constant | linear | cosine (to 0 at `steps`)
+  std::string lr_schedule = "constant";  // constant | linear | cosine (to 0 at `steps`)
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.0;
   double max_grad_norm = 1.0;
   int64_t micro_batch_tokens = 4096;
-  std::string checkpointing = "none";       // activations: none | full
-  int64_t checkpoint_every = 10;            // steps between checkpoints; 0: only at the end
+  std::string checkpointing = "none";  // activations: none | full
+  int64_t checkpoint_every = 10;       // steps between checkpoints; 0: only at the end
   int64_t keep_checkpoints = 3;
-  int64_t max_group_replacements = 64;      // per step; then the run stops with a clear status
+  int64_t max_group_replacements = 64;  // per step; then the run stops with a clear status
 };
 
 struct ScheduleSection {
-  int64_t max_staleness = 1;     // 0: strictly on-policy
-  std::string weight_update = "finish";     // finish | recompute | keep: what running rollouts do
-  std::string numerics = "exact";           // exact | fast
+  int64_t max_staleness = 1;             // 0: strictly on-policy
+  std::string weight_update = "finish";  // finish | recompute | keep: what running rollouts do
+  std::string numerics = "exact";        // exact | fast
 };
 
 struct EvalSection {
   bool before = true, after = true;
-  int64_t every = 0;             // steps; 0: only before and after
-  int64_t max_prompts = 0;       // 0: all
-  int64_t max_tokens = 0;        // 0: rollout.max_tokens
-  std::string reward;            // name of the reward that counts as correct when it is >= 1; default: the first
+  int64_t every = 0;        // steps; 0: only before and after
+  int64_t max_prompts = 0;  // 0: all
+  int64_t max_tokens = 0;   // 0: rollout.max_tokens
+  std::string
+      reward;  // name of the reward that counts as correct when it is >= 1; default: the first
 };
 
 struct ClusterSection {
-  std::string backend = "cpu";   // cpu | reference
-  int64_t generators = 1;        // processes that `stretto up` starts
+  std::string backend = "cpu";  // cpu | reference
+  int64_t generators = 1;       // processes that `stretto up` starts
   int64_t scorers = 1;
-  int64_t generator_threads = 0; // 0: what the machine grants
+  int64_t generator_threads = 0;  // 0: what the machine grants
   int64_t scorer_threads = 0;
   int64_t trainer_threads = 0;
   std::string bind = "127.0.0.1";
-  int64_t base_port = 0;         // coordinator's port, others follow; 0: free ports are found
+  int64_t base_port = 0;  // coordinator's port, others follow; 0: free ports are found
   int64_t heartbeat_ms = 500;
   int64_t lease_ms = 5000;
-  int64_t kv_cache_mb = 512;     // a generator's budget
-  int64_t max_running = 128;     // sequences a generator decodes at once
-  int64_t prefill_tokens = 1024; // prompt tokens computed per engine step
+  int64_t kv_cache_mb = 512;      // a generator's budget
+  int64_t max_running = 128;      // sequences a generator decodes at once
+  int64_t prefill_tokens = 1024;  // prompt tokens computed per engine step
 };
 
 struct RunConfig {
@@ -131,13 +136,16 @@ struct RunConfig {
   EvalSection eval;
   ClusterSection cluster;
 
-  std::string source_path;       // the file it came from
-  std::string hash;              // XXH3-64 (hex) of the normalised content: equal files, equal runs
+  std::string source_path;  // the file it came from
+  // XXH3-64 (hex) of what the run computes: every value but run.dir and `cluster`, and of paths
+  // only the last part. Equal hashes, equal runs, wherever their files lie and on whatever machines
+  // they run.
+  std::string hash;
 };
 
 // Reads and validates `path`. Relative paths in the file are relative to the file's folder (data,
-// model) or to the current folder (run.dir). `overrides` are "section.key=value" strings that win over
-// the file. Errors: "run.yaml:12: train.lr: expected a positive number, found 'fast'".
+// model) or to the current folder (run.dir). `overrides` are "section.key=value" strings that win
+// over the file. Errors: "run.yaml:12: train.lr: expected a positive number, found 'fast'".
 absl::StatusOr<RunConfig> LoadRunConfig(const std::string& path,
                                         const std::vector<std::string>& overrides = {});
 // The same for text; `name` stands for the file in messages.

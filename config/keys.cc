@@ -1,0 +1,172 @@
+// The table itself. A key is spelled once: the macros make its name and its field the same word.
+#include "config/keys.h"
+
+namespace stretto::config_internal {
+namespace {
+Rule Any() { return {}; }
+Rule AtLeast(double min) { return {.min = min}; }
+Rule Positive() { return {.min = 0, .min_excluded = true}; }
+Rule Between(double min, double max) { return {.min = min, .max = max}; }
+// min < value <= max.
+Rule AboveUpTo(double min, double max) { return {.min = min, .max = max, .min_excluded = true}; }
+// min <= value < max.
+Rule FromBelow(double min, double max) { return {.min = min, .max = max, .max_excluded = true}; }
+Rule OneOf(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
+Rule ExistingPath() { return {.path = Rule::Path::kExisting}; }
+Rule ExistingPathIfGiven() { return {.path = Rule::Path::kExistingIfGiven}; }
+Rule NameRule() { return {.is_name = true}; }
+}  // namespace
+
+#define KEY(section, key, rule, help)                                                        \
+  KeyDef<RunConfig> {                                                                        \
+#section, #key, [](RunConfig & c) -> FieldRef { return &c.section.key; }, rule, help, {} \
+  }
+#define REWARD_KEY(key, rule, help, ...)                                           \
+  KeyDef<RewardSpec> {                                                             \
+    "rewards", #key, [](RewardSpec& r) -> FieldRef { return &r.key; }, rule, help, \
+        std::vector<std::string> {                                                 \
+      __VA_ARGS__                                                                  \
+    }                                                                              \
+  }
+
+const std::vector<KeyDef<RunConfig>>& RunKeys() {
+  static const auto* keys = new std::vector<KeyDef<RunConfig>>{
+      KEY(run, name, NameRule(), "Names the run; part of the run id."),
+      KEY(run, dir, Any(),
+          "The run's folder, relative to the current folder. Empty: `runs/<name>`."),
+      KEY(run, seed, AtLeast(0), "Seeds the shuffle of the data and every sampled token."),
+
+      KEY(model, path, ExistingPath(),
+          "Hugging Face folder or GGUF file, relative to the run file. Required."),
+      KEY(model, dtype, OneOf({"bf16", "f32"}), "Of weights and activations."),
+      KEY(model, chat_format, OneOf({"auto", "chatml", "llama3", "none"}),
+          "How chat messages become a prompt; `auto` goes by the model's own template."),
+      KEY(model, max_sequence_length, Between(2, 1 << 20),
+          "Tokens of prompt and completion together; also fixes `dynamic` rope scaling."),
+
+      KEY(data, train, ExistingPath(),
+          "JSONL file, relative to the run file. Each line has `prompt` (text) or `messages` "
+          "(chat) "
+          "and what the rewards need (`answer`, …). Required."),
+      KEY(data, eval, ExistingPathIfGiven(), "Held-out JSONL file. Empty: no evaluation."),
+      KEY(data, shuffle, Any(), "Shuffles each epoch; the order depends on seed and epoch alone."),
+      KEY(data, on_bad_line, OneOf({"fail", "skip"}),
+          "What a malformed line does: end the run, or be named, counted and left out."),
+      KEY(data, system_prompt, Any(),
+          "Put before prompts that have no system message. Empty: what the template does."),
+      KEY(data, max_prompt_tokens, AtLeast(0),
+          "Longer prompts are rejected and replaced. 0: what the context leaves."),
+
+      KEY(rollout, group_size, Between(1, 4096), "Completions of one prompt."),
+      KEY(rollout, temperature, AboveUpTo(0, 100), "Divides the logits."),
+      KEY(rollout, top_k, AtLeast(0), "Samples among the k likeliest tokens. 0: off."),
+      KEY(rollout, top_p, AboveUpTo(0, 1), "Samples within this probability mass. 1: off."),
+      KEY(rollout, min_p, FromBelow(0, 1),
+          "Leaves out tokens less likely than this share of the likeliest. 0: off."),
+      KEY(rollout, max_tokens, AtLeast(1), "Longest completion."),
+      KEY(rollout, min_tokens, AtLeast(0), "No end of sequence before."),
+      KEY(rollout, stop, Any(), "Texts that end a completion."),
+
+      KEY(algorithm, name, OneOf({"grpo", "reinforce"}), "The objective."),
+      KEY(algorithm, clip_low, AboveUpTo(0, 1), "Ratios below 1 − clip_low are clipped."),
+      KEY(algorithm, clip_high, Positive(), "Ratios above 1 + clip_high are clipped."),
+      KEY(algorithm, kl_coef, AtLeast(0),
+          "Weight of the KL term to the reference. 0: none, and no reference log-probs are "
+          "computed."),
+      KEY(algorithm, kl_target, AtLeast(0),
+          "If positive, kl_coef adapts so that the measured KL approaches this."),
+      KEY(algorithm, kl_horizon, Positive(), "Rollouts over which the adaptive kl_coef reacts."),
+      KEY(algorithm, kl_estimator, OneOf({"k1", "k2", "k3"}), "Per-token estimator of the KL."),
+      KEY(algorithm, advantage_scale, OneOf({"std", "none"}),
+          "`std`: (r − mean) / (std + 1e-4); `none`: r − mean; over the group."),
+      KEY(algorithm, loss_denominator, OneOf({"token_mean", "sequence_mean"}),
+          "`token_mean`: one sum over the step's tokens, divided by their number; `sequence_mean`: "
+          "the mean over sequences of their token means."),
+      KEY(algorithm, entropy_coef, AtLeast(0), "Weight of the entropy in the objective."),
+      KEY(algorithm, importance_cap, AtLeast(0),
+          "Cap of truncated importance sampling for stale tokens. 0: off."),
+
+      KEY(train, steps, AtLeast(0), "Optimizer steps. 0: evaluation only."),
+      KEY(train, prompts_per_step, Between(1, 1 << 20), "Groups in a step's batch."),
+      KEY(train, lr, Positive(), "AdamW's learning rate."),
+      KEY(train, warmup_steps, AtLeast(0), "Steps over which the rate rises linearly."),
+      KEY(train, lr_schedule, OneOf({"constant", "linear", "cosine"}),
+          "After the warm-up; `linear` and `cosine` fall to 0 at `steps`."),
+      KEY(train, beta1, FromBelow(0, 1), "AdamW."),
+      KEY(train, beta2, FromBelow(0, 1), "AdamW."),
+      KEY(train, eps, Positive(), "AdamW."),
+      KEY(train, weight_decay, AtLeast(0), "AdamW."),
+      KEY(train, max_grad_norm, Positive(), "Gradients are scaled down to this global norm."),
+      KEY(train, micro_batch_tokens, AtLeast(1), "Tokens of one forward and backward pass."),
+      KEY(train, checkpointing, OneOf({"none", "full"}),
+          "`full` recomputes activations in the backward pass."),
+      KEY(train, checkpoint_every, AtLeast(0), "Steps between checkpoints. 0: only at the end."),
+      KEY(train, keep_checkpoints, AtLeast(1), "Newest checkpoints kept."),
+      KEY(train, max_group_replacements, AtLeast(0),
+          "Groups that may be replaced in one step; with more the run stops and says why."),
+
+      KEY(schedule, max_staleness, Between(0, 1000),
+          "Versions that a trained token may be behind. 0: strictly on-policy."),
+      KEY(schedule, weight_update, OneOf({"finish", "recompute", "keep"}),
+          "What running rollouts do at a swap: end on their version, recompute their keys and "
+          "values, "
+          "or keep them."),
+      KEY(schedule, numerics, OneOf({"exact", "fast"}),
+          "`exact`: a token's log-prob has the same bits wherever it is computed."),
+
+      KEY(eval, before, Any(), "Evaluate before the first step."),
+      KEY(eval, after, Any(), "Evaluate after the last step."),
+      KEY(eval, every, AtLeast(0), "Steps between evaluations. 0: only before and after."),
+      KEY(eval, max_prompts, AtLeast(0), "Evaluate on the first so many lines. 0: all."),
+      KEY(eval, max_tokens, AtLeast(0), "Longest completion. 0: `rollout.max_tokens`."),
+      KEY(eval, reward, Any(),
+          "The reward, by name, that counts as correct when it is at least 1. Empty: the first."),
+
+      KEY(cluster, backend, OneOf({"cpu", "reference"}), "What computes."),
+      KEY(cluster, generators, Between(1, 1024), "Generator processes that `stretto up` starts."),
+      KEY(cluster, scorers, Between(1, 1024), "Scorer processes that `stretto up` starts."),
+      KEY(cluster, generator_threads, Between(0, 1024), "0: what the machine grants."),
+      KEY(cluster, scorer_threads, Between(0, 1024), "0: what the machine grants."),
+      KEY(cluster, trainer_threads, Between(0, 1024), "0: what the machine grants."),
+      KEY(cluster, bind, Any(), "Address that services listen on."),
+      KEY(cluster, base_port, Between(0, 65535),
+          "The coordinator's port; the others follow. 0: free ports are found."),
+      KEY(cluster, heartbeat_ms, Between(10, 60000), "Between a member's signs of life."),
+      KEY(cluster, lease_ms, Between(20, 600000),
+          "A member silent for so long loses its work to others."),
+      KEY(cluster, kv_cache_mb, AtLeast(1), "A generator's budget for keys and values, MiB."),
+      KEY(cluster, max_running, Between(1, 65536), "Sequences a generator decodes at once."),
+      KEY(cluster, prefill_tokens, AtLeast(1), "Prompt tokens computed per engine step."),
+  };
+  return *keys;
+}
+
+const std::vector<KeyDef<RewardSpec>>& RewardKeys() {
+  static const auto* keys = new std::vector<KeyDef<RewardSpec>>{
+      REWARD_KEY(type, OneOf({"exact", "integer", "numeric", "regex", "length", "json", "service"}),
+                 "What judges. Required."),
+      REWARD_KEY(name, NameRule(), "In metrics; unique. Empty: the type."),
+      REWARD_KEY(weight, Any(), "A rollout's reward is the weighted sum."),
+      REWARD_KEY(answer_field, Any(), "Field of the data line to compare with.", "exact", "integer",
+                 "numeric"),
+      REWARD_KEY(tolerance, AtLeast(0), "Relative or absolute difference allowed.", "numeric"),
+      REWARD_KEY(take, OneOf({"last", "first", "only"}),
+                 "Which number of the completion counts; `only`: it must be nothing else.",
+                 "integer", "numeric"),
+      REWARD_KEY(ignore_case, Any(), "Whether letters' case is ignored.", "exact"),
+      REWARD_KEY(pattern, Any(), "Searched for in the completion (PCRE2). Required.", "regex"),
+      REWARD_KEY(target_tokens, AtLeast(0),
+                 "1 up to so many tokens, then falling linearly to 0 at `rollout.max_tokens`.",
+                 "length"),
+      REWARD_KEY(required_keys, Any(), "Keys that the completion's object must have.", "json"),
+      REWARD_KEY(address, Any(), "host:port of a `stretto.v1.Reward` service. Required.",
+                 "service"),
+      REWARD_KEY(timeout_ms, Between(1, 3600000), "Of one call.", "service"),
+      REWARD_KEY(max_attempts, Between(1, 100), "Calls, after which the group is replaced.",
+                 "service"),
+  };
+  return *keys;
+}
+#undef KEY
+#undef REWARD_KEY
+}  // namespace stretto::config_internal

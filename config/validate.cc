@@ -1,0 +1,146 @@
+// What one key alone cannot show: values that must fit together.
+#include <filesystem>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "config/binder.h"
+#include "config/keys.h"
+
+namespace stretto::config_internal {
+namespace {
+absl::Status CheckBelow(const Origins& origins, const std::string& key, int64_t value,
+                        const std::string& limit_key, int64_t limit) {
+  if (value < limit) return absl::OkStatus();
+  return origins.Error(key, absl::StrCat("less than ", limit_key, " (", limit, ")"),
+                       absl::StrCat(value));
+}
+
+absl::Status CheckRequired(const Origins& origins, const std::string& key, const std::string& value,
+                           const std::string& what) {
+  if (!value.empty()) return absl::OkStatus();
+  return origins.Error(key, what, "nothing");
+}
+
+absl::Status CheckPaths(RunConfig* c, const Origins& origins) {
+  for (const auto& key : RunKeys()) {
+    if (key.rule.path == Rule::Path::kNone) continue;
+    const FieldRef field = key.field(*c);
+    const std::string& path = *std::get<std::string*>(field);
+    const std::string name = absl::StrCat(key.section, ".", key.name);
+    const std::string expected = Expectation(field, key.rule);
+    if (path.empty() && key.rule.path == Rule::Path::kExistingIfGiven) continue;
+    if (path.empty()) return origins.Error(name, expected, "nothing");
+    std::error_code ec;
+    if (!std::filesystem::exists(path, ec)) {
+      return origins.Error(name, expected, absl::StrCat("'", path, "', which does not exist"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckReward(const RunConfig& c, const Origins& origins, size_t index,
+                         std::set<std::string>* names) {
+  const RewardSpec& reward = c.rewards[index];
+  const std::string prefix = absl::StrCat("rewards[", index, "].");
+  for (const auto& key : RewardKeys()) {
+    const auto& types = key.only_for;
+    if (types.empty() || !origins.Has(prefix + key.name)) continue;
+    if (std::count(types.begin(), types.end(), reward.type) > 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        origins.Of(prefix + key.name), ": ", prefix, key.name, ": only for rewards of type ",
+        absl::StrJoin(types, ", "), "; this one is of type '", reward.type, "'"));
+  }
+  if (!names->insert(reward.name).second) {
+    return origins.Error(prefix + "name", "a name that no other reward has",
+                         absl::StrCat("'", reward.name, "' again"));
+  }
+  if (reward.type == "regex") {
+    RETURN_IF_ERROR(CheckRequired(origins, prefix + "pattern", reward.pattern, "a pattern"));
+  }
+  if (reward.type == "service") {
+    RETURN_IF_ERROR(CheckRequired(origins, prefix + "address", reward.address, "host:port"));
+  }
+  if (reward.type == "length") {
+    RETURN_IF_ERROR(CheckBelow(origins, prefix + "target_tokens", reward.target_tokens,
+                               "rollout.max_tokens", c.rollout.max_tokens));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRewards(RunConfig* c, const Origins& origins) {
+  if (c->rewards.empty()) return origins.Error("rewards", "at least one reward", "none");
+  for (size_t i = 0; i < c->rewards.size(); ++i) {
+    RETURN_IF_ERROR(CheckRequired(origins, absl::StrCat("rewards[", i, "].type"),
+                                  c->rewards[i].type,
+                                  Expectation(&c->rewards[i].type, RewardKeys()[0].rule)));
+    if (c->rewards[i].name.empty()) c->rewards[i].name = c->rewards[i].type;
+  }
+  std::set<std::string> names;
+  for (size_t i = 0; i < c->rewards.size(); ++i) {
+    RETURN_IF_ERROR(CheckReward(*c, origins, i, &names));
+  }
+  if (c->eval.reward.empty()) c->eval.reward = c->rewards.front().name;
+  if (names.count(c->eval.reward) == 0) {
+    return origins.Error("eval.reward", absl::StrCat("one of ", absl::StrJoin(names, ", ")),
+                         absl::StrCat("'", c->eval.reward, "'"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLengths(const RunConfig& c, const Origins& origins) {
+  const int64_t context = c.model.max_sequence_length;
+  const std::string context_key = "model.max_sequence_length";
+  RETURN_IF_ERROR(
+      CheckBelow(origins, "rollout.max_tokens", c.rollout.max_tokens, context_key, context));
+  RETURN_IF_ERROR(CheckBelow(origins, "eval.max_tokens", c.eval.max_tokens, context_key, context));
+  RETURN_IF_ERROR(CheckBelow(origins, "data.max_prompt_tokens", c.data.max_prompt_tokens,
+                             context_key, context));
+  if (c.rollout.min_tokens > c.rollout.max_tokens) {
+    return origins.Error("rollout.min_tokens",
+                         absl::StrCat("at most rollout.max_tokens (", c.rollout.max_tokens, ")"),
+                         absl::StrCat(c.rollout.min_tokens));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCluster(const RunConfig& c, const Origins& origins) {
+  if (c.cluster.lease_ms < 2 * c.cluster.heartbeat_ms) {
+    return origins.Error(
+        "cluster.lease_ms",
+        absl::StrCat("at least twice cluster.heartbeat_ms (", c.cluster.heartbeat_ms, ")"),
+        absl::StrCat(c.cluster.lease_ms));
+  }
+  const int64_t num_ports = 4 + c.cluster.generators + c.cluster.scorers;
+  if (c.cluster.base_port > 0 && c.cluster.base_port + num_ports > 65536) {
+    return origins.Error("cluster.base_port", absl::StrCat("room for ", num_ports, " ports"),
+                         absl::StrCat(c.cluster.base_port));
+  }
+  return absl::OkStatus();
+}
+}  // namespace
+
+absl::Status FinishAndCheck(RunConfig* c, const Origins& origins) {
+  RETURN_IF_ERROR(CheckPaths(c, origins));
+  if (c->run.dir.empty()) c->run.dir = "runs/" + c->run.name;
+  std::error_code ec;
+  const auto dir = std::filesystem::absolute(c->run.dir, ec).lexically_normal();
+  if (!ec) c->run.dir = dir.string();
+  RETURN_IF_ERROR(CheckLengths(*c, origins));
+  RETURN_IF_ERROR(CheckRewards(c, origins));
+  if (c->algorithm.name == "grpo" && c->rollout.group_size < 2) {
+    return origins.Error("rollout.group_size", "at least 2 for algorithm grpo",
+                         absl::StrCat(c->rollout.group_size));
+  }
+  if (c->algorithm.kl_target > 0 && c->algorithm.kl_coef == 0) {
+    return origins.Error("algorithm.kl_target", "0 while algorithm.kl_coef is 0",
+                         NumberText(c->algorithm.kl_target));
+  }
+  if (c->eval.every > 0 && c->data.eval.empty()) {
+    return origins.Error("eval.every", "0 while data.eval names no file",
+                         absl::StrCat(c->eval.every));
+  }
+  return CheckCluster(*c, origins);
+}
+}  // namespace stretto::config_internal
