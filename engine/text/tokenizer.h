@@ -65,8 +65,11 @@ class Tokenizer {
                                               const EncodeOptions& options = {}) const;
   // The ids of a text that was assembled from trusted tokens and untrusted text: pieces of text are
   // cut and encoded as if the tokens between them had been matched in one whole text, but no
-  // special token is looked for inside them. Adjacent text pieces are joined first. Adds nothing.
-  absl::StatusOr<std::vector<int32_t>> EncodePieces(absl::Span<const EncodePiece> pieces) const;
+  // special token is looked for inside them, and with `parse_added` false no added token at all.
+  // Adjacent text pieces are joined first. Adds nothing. Errors: a token_id that is not in the
+  // vocabulary, and those of Encode.
+  absl::StatusOr<std::vector<int32_t>> EncodePieces(absl::Span<const EncodePiece> pieces,
+                                                    bool parse_added = true) const;
 
   // Ids that have no token are skipped. Bytes that are not UTF-8 become U+FFFD.
   std::string Decode(absl::Span<const int32_t> ids, bool skip_special = true) const;
