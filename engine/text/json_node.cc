@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "base/status.h"
 
 namespace stretto::engine {

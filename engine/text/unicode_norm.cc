@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "engine/text/utf8.h"
