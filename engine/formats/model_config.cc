@@ -82,6 +82,22 @@ void CheckRope(const ModelConfig& c, Rules& rules) {
   }
 }
 
+// What Hugging Face's classes can express, so that an exported folder is the same model.
+void CheckFamily(const ModelConfig& c, Rules& rules) {
+  const bool llama = c.architecture == Architecture::kLlama;
+  const bool qwen2 = c.architecture == Architecture::kQwen2;
+  const bool qwen3 = c.architecture == Architecture::kQwen3;
+  const bool bias_fits = qwen2            ? c.attention_bias_qkv && !c.attention_bias_o
+                         : llama || qwen3 ? c.attention_bias_qkv == c.attention_bias_o
+                                          : !c.attention_bias_qkv && !c.attention_bias_o;
+  const std::string expected = absl::StrCat("what ", Name(c.architecture), " models have");
+  rules.Require(bias_fits, "bias of q, k, v and output projection",
+                absl::StrCat(c.attention_bias_qkv, " and ", c.attention_bias_o), expected);
+  rules.Require(llama || !c.mlp_bias, "mlp_bias", c.mlp_bias, expected);
+  rules.Require(c.qk_norm == qwen3, "norm of q and k", c.qk_norm, expected);
+  rules.Require(!llama || c.sliding_window == 0, "sliding_window", c.sliding_window, expected);
+}
+
 void CheckTokenIds(const ModelConfig& c, Rules& rules) {
   const int64_t last = c.vocab_size - 1;
   if (c.bos_token_id.has_value()) rules.Range("bos_token_id", *c.bos_token_id, 0, last);
@@ -125,6 +141,7 @@ absl::string_view Name(RopeScaling::Type type) {
 absl::Status ValidateConfig(const std::string& where, const ModelConfig& config) {
   Rules rules(where);
   CheckSizes(config, rules);
+  CheckFamily(config, rules);
   CheckRope(config, rules);
   CheckTokenIds(config, rules);
   rules.Require(config.torch_dtype == DType::kF32 || config.torch_dtype == DType::kBF16 ||
