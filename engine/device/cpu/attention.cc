@@ -1,0 +1,273 @@
+#include "engine/device/cpu/attention.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace stretto::engine::cpu {
+namespace {
+template <class T>
+void ScatterToken(const KvBlocks& kv, T* block, int64_t token, const uint8_t* slot, const T* k,
+                  const T* v) {
+  const int64_t c_size = kv.head_dim, padded = kv.padded_head_dim();
+  const int64_t token_slot = slot[token];
+  for (int64_t g = 0; g < kv.num_kv_heads; ++g) {
+    T* keys = block + kv.KeyOffset(g);
+    for (int64_t c = 0; c < c_size; ++c) keys[c * kPanel + token_slot] = k[g * c_size + c];
+    T* values = block + kv.ValueOffset(g);
+    for (int64_t c = 0; c < padded; ++c) {
+      values[(c / kPanel * kBlockTokens + token) * kPanel + slot[c % kPanel]] =
+          c < c_size ? v[g * c_size + c] : T{};
+    }
+  }
+}
+
+constexpr uint8_t kInOrder[kPanel] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+constexpr int64_t kQueriesAtOnce = 24;  // (row, head) pairs that share one pass over keys
+
+// The work of one task: a piece of a run, one kv head.
+class Piece {
+ public:
+  Piece(const Kernels& kernels, const AttentionShape& shape, const KvBlocks& kv,
+        const QueryRun& run, int64_t g)
+      : kernels_(kernels), shape_(shape), kv_(kv), run_(run), g_(g) {
+    heads_ = shape.num_heads / shape.num_kv_heads;
+    queries_ = run.num_rows * heads_;
+    last_ = run.context + run.num_rows - 1;
+    padded_context_ = (last_ + kPanel - 1) / kPanel * kPanel;
+    const int64_t padded = kv.padded_head_dim();
+    float* memory = FloatScratch(
+        ScratchUse::kScores,
+        static_cast<size_t>(queries_ * (shape.head_dim + padded + padded_context_ + 1)));
+    q_ = memory;
+    acc_ = q_ + queries_ * shape.head_dim;
+    scores_ = acc_ + queries_ * padded;
+    sums_ = scores_ + queries_ * padded_context_;
+    const int64_t num_blocks = padded_context_ / kBlockTokens;
+    offsets_ = static_cast<int64_t*>(
+        ThreadScratch(ScratchUse::kKeys, static_cast<size_t>(num_blocks) * sizeof(int64_t)));
+    for (int64_t b = 0; b < num_blocks; ++b) offsets_[b] = run.blocks[b] * kv.block_elements();
+  }
+
+  void Compute(const Tensor& out, const Tensor& q) {
+    for (int64_t i = 0; i < run_.num_rows; ++i) {
+      kernels_.row->convert(Sink{q_ + i * heads_ * shape_.head_dim, false},
+                            RowOf(q, run_.row + i) + g_ * heads_ * shape_.head_dim,
+                            heads_ * shape_.head_dim);
+    }
+    Scores();
+    for (int64_t i = 0; i < queries_; ++i) {
+      const int64_t row = i / heads_;
+      sums_[i] = kernels_.softmax->attention_softmax(scores_ + i * padded_context_, Begin(row),
+                                                     End(row), shape_.scale);
+    }
+    Outputs();
+    const int64_t padded = kv_.padded_head_dim();
+    for (int64_t i = 0; i < queries_; ++i) {
+      const Sink to =
+          MutableRowOf(out, run_.row + i / heads_) + (g_ * heads_ + i % heads_) * shape_.head_dim;
+      kernels_.softmax->divide(to, acc_ + i * padded, sums_[i], shape_.head_dim);
+    }
+  }
+
+ private:
+  int64_t End(int64_t row) const { return run_.context + row; }
+  int64_t Begin(int64_t row) const {
+    return shape_.sliding_window > 0 ? std::max<int64_t>(0, End(row) - shape_.sliding_window) : 0;
+  }
+
+  // Calls fn(first query, number) for runs of queries that fit one register tile.
+  template <class Fn>
+  void ForTiles(int64_t first, int64_t count, const Fn& fn) const {
+    const int64_t tiles = (count + kernels_.gemm->max_rows - 1) / kernels_.gemm->max_rows;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t begin = count * i / tiles, end = count * (i + 1) / tiles;
+      fn(first + begin, end - begin);
+    }
+  }
+
+  void Scores() {
+    for (int64_t b = Begin(0) / kBlockTokens; b < padded_context_ / kBlockTokens; ++b) {
+      const Sink keys = kv_.At(offsets_[b] + kv_.KeyOffset(g_));
+      ForTiles(0, queries_, [&](int64_t query, int64_t count) {
+        Tile t;
+        t.rows = static_cast<int>(count);
+        t.a = q_ + query * shape_.head_dim;
+        t.a_stride = shape_.head_dim;
+        t.k = shape_.head_dim;
+        t.panels = Source{keys.data, keys.bf16};
+        t.c = scores_ + query * padded_context_ + b * kBlockTokens;
+        t.c_stride = padded_context_;
+        kernels_.gemm->tile(t);
+      });
+    }
+  }
+
+  // Continues the chains of queries [query, query + count) over tokens [begin, end) of which all
+  // queries see every one; begin is a multiple of 16, or the range lies within one block.
+  void Extend(int64_t query, int64_t count, int64_t begin, int64_t end) {
+    const int64_t padded = kv_.padded_head_dim();
+    while (begin < end) {
+      const int64_t block = begin / kBlockTokens, token = begin % kBlockTokens;
+      const bool whole = token == 0 && end - begin >= kBlockTokens;
+      const int64_t num_blocks = whole ? (end - begin) / kBlockTokens : 1;
+      const int64_t num_tokens = whole ? kBlockTokens : std::min(end - begin, kBlockTokens - token);
+      ForTiles(query, count, [&](int64_t first, int64_t rows) {
+        for (int64_t c = 0; c < padded; c += kPanel) {
+          Tile t;
+          t.rows = static_cast<int>(rows);
+          t.a = scores_ + first * padded_context_ + begin;
+          t.a_stride = padded_context_;
+          t.k = num_tokens;
+          const Sink values = kv_.At(kv_.ValueOffset(g_) + (c * kBlockTokens) + token * kPanel);
+          t.panels = Source{values.data, values.bf16};
+          t.c = acc_ + first * padded + c;
+          t.c_stride = padded;
+          t.load_c = true;
+          kernels_.gemm->block_tile(t, offsets_ + block, num_blocks);
+        }
+      });
+      begin += num_blocks * num_tokens;
+    }
+  }
+
+  // Each row's chain runs over exactly its own positions: first those that earlier rows of the
+  // piece see but later ones don't (a sliding window), then whole blocks that all see, then the
+  // rest.
+  void Outputs() {
+    std::fill(acc_, acc_ + queries_ * kv_.padded_head_dim(), 0.0f);
+    const int64_t common_begin =
+        (Begin(run_.num_rows - 1) + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
+    const int64_t common_end = End(0) / kBlockTokens * kBlockTokens;
+    const bool any_common = common_begin < common_end;
+    for (int64_t i = 0; i < run_.num_rows; ++i) {
+      ExtendUnaligned(i, Begin(i), any_common ? common_begin : End(i));
+    }
+    if (!any_common) return;
+    Extend(0, queries_, common_begin, common_end);
+    for (int64_t i = 0; i < run_.num_rows; ++i) ExtendUnaligned(i, common_end, End(i));
+  }
+  void ExtendUnaligned(int64_t row, int64_t begin, int64_t end) {
+    Extend(row * heads_, heads_, begin, end);
+  }
+
+  const Kernels& kernels_;
+  const AttentionShape& shape_;
+  const KvBlocks& kv_;
+  const QueryRun& run_;
+  int64_t g_, heads_, queries_, last_, padded_context_;
+  float *q_, *acc_, *scores_, *sums_;
+  int64_t* offsets_;
+};
+
+// The physical blocks of every segment and the writes that fill them. Whole blocks of an ancestor
+// are shared; a block that the ancestors end in is filled again for each child.
+struct PackedBlocks {
+  std::vector<std::vector<int32_t>> blocks;  // by segment
+  std::vector<int64_t> start;                // first position of each segment
+  std::vector<KvWrite> writes;
+  int32_t num_blocks = 0;
+};
+
+PackedBlocks PlanBlocks(const SegmentTable& table) {
+  PackedBlocks plan;
+  for (int64_t s = 0; s < table.num_segments(); ++s) {
+    const int32_t parent = table.parent[s];
+    STRETTO_CHECK(parent < s);
+    const int64_t start = parent < 0 ? 0 : plan.start[parent] + table.num_rows[parent];
+    const int64_t shared = start / kBlockTokens;
+    const int64_t end = start + table.num_rows[s];
+    std::vector<int32_t> blocks;
+    if (parent >= 0) {
+      blocks.assign(plan.blocks[parent].begin(), plan.blocks[parent].begin() + shared);
+    }
+    while (static_cast<int64_t>(blocks.size()) * kBlockTokens < end) {
+      blocks.push_back(plan.num_blocks++);
+    }
+    // Walk up through the ancestors while their rows lie in the first block of our own.
+    int64_t segment = s, first = start;
+    int64_t last = end;
+    while (segment >= 0 && last > shared * kBlockTokens) {
+      for (int64_t p = std::max(first, shared * kBlockTokens); p < last; ++p) {
+        plan.writes.push_back(
+            {table.row_begin[segment] + (p - first),
+             int64_t{blocks[p / kBlockTokens]} * kBlockTokens + p % kBlockTokens});
+      }
+      last = first;
+      segment = table.parent[segment];
+      if (segment >= 0) first = plan.start[segment];
+    }
+    plan.blocks.push_back(std::move(blocks));
+    plan.start.push_back(start);
+  }
+  return plan;
+}
+}  // namespace
+
+void WriteKvRows(const Kernels& kernels, ThreadPool& pool, const KvBlocks& kv, const Tensor& k,
+                 const Tensor& v, const std::vector<KvWrite>& writes) {
+  const int64_t width = kv.num_kv_heads * kv.head_dim;
+  const size_t element = kv.bf16 ? 2 : 4;
+  pool.ParallelRanges(static_cast<int64_t>(writes.size()), 8, [&](int64_t begin, int64_t end) {
+    char* rows = static_cast<char*>(
+        ThreadScratch(ScratchUse::kMore, 2 * static_cast<size_t>(width) * element));
+    const Sink k_row{rows, kv.bf16}, v_row = k_row + width;
+    for (int64_t i = begin; i < end; ++i) {
+      const KvWrite& w = writes[i];
+      kernels.row->convert(k_row, RowOf(k, w.row), width);
+      kernels.row->convert(v_row, RowOf(v, w.row), width);
+      void* block = kv.At(w.slot / kBlockTokens * kv.block_elements()).data;
+      const int64_t token = w.slot % kBlockTokens;
+      if (kv.bf16) {
+        ScatterToken(kv, static_cast<uint16_t*>(block), token, kernels.gemm->bf16_slot,
+                     static_cast<const uint16_t*>(k_row.data),
+                     static_cast<const uint16_t*>(v_row.data));
+      } else {
+        ScatterToken(kv, static_cast<float*>(block), token, kInOrder,
+                     static_cast<const float*>(k_row.data), static_cast<const float*>(v_row.data));
+      }
+    }
+  });
+}
+
+void AttendRuns(const Kernels& kernels, ThreadPool& pool, const AttentionShape& shape,
+                const KvBlocks& kv, const Tensor& out, const Tensor& q,
+                const std::vector<QueryRun>& runs) {
+  const int64_t heads = shape.num_heads / shape.num_kv_heads;
+  const int64_t rows_at_once = std::max<int64_t>(1, kQueriesAtOnce / heads);
+  std::vector<QueryRun> pieces;
+  for (const QueryRun& run : runs) {
+    for (int64_t i = 0; i < run.num_rows; i += rows_at_once) {
+      pieces.push_back(
+          {run.row + i, std::min(rows_at_once, run.num_rows - i), run.context + i, run.blocks});
+    }
+  }
+  // Long pieces first would balance best; the last rows of a run are its longest.
+  const int64_t num_pieces = static_cast<int64_t>(pieces.size());
+  pool.ParallelFor(num_pieces * shape.num_kv_heads, [&](int64_t i) {
+    const QueryRun& piece = pieces[num_pieces - 1 - i / shape.num_kv_heads];
+    Piece(kernels, shape, kv, piece, i % shape.num_kv_heads).Compute(out, q);
+  });
+}
+
+void PackedAttentionForward(const Kernels& kernels, ThreadPool& pool, BlockAllocator& allocator,
+                            const PackedAttention& args) {
+  const PackedBlocks plan = PlanBlocks(*args.segments);
+  KvBlocks kv;
+  kv.bf16 = args.k.dtype == DType::kBF16;
+  kv.num_kv_heads = args.shape.num_kv_heads;
+  kv.head_dim = args.shape.head_dim;
+  const size_t bytes = kv.block_bytes() * static_cast<size_t>(plan.num_blocks);
+  kv.data = allocator.Allocate(bytes);
+  STRETTO_CHECK_MSG(kv.data != nullptr, "out of memory for the keys and values of attention");
+  WriteKvRows(kernels, pool, kv, args.k, args.v, plan.writes);
+  std::vector<QueryRun> runs;
+  for (int64_t s = 0; s < args.segments->num_segments(); ++s) {
+    if (args.segments->num_rows[s] == 0) continue;
+    runs.push_back({args.segments->row_begin[s], args.segments->num_rows[s], plan.start[s] + 1,
+                    plan.blocks[s].data()});
+  }
+  AttendRuns(kernels, pool, args.shape, kv, args.out, args.q, runs);
+  allocator.Free(kv.data, bytes);
+}
+}  // namespace stretto::engine::cpu

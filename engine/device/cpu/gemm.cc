@@ -1,0 +1,195 @@
+#include "engine/device/cpu/gemm.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/device/cpu/memory.h"
+
+namespace stretto::engine::cpu {
+namespace {
+constexpr int64_t kFewRows = 16;     // up to here K is walked in one piece
+constexpr int64_t kRowBlock = 96;    // rows of A that share one pass over B
+constexpr int64_t kDepth = 320;      // longest piece of K
+constexpr int64_t kPanelGroup = 16;  // panels of one task, at most
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Blocking {
+  int64_t row_block, panel_group, depth;
+  int64_t num_row_blocks, num_groups;
+};
+
+// Any blocking gives the same bits; this one balances threads and keeps pieces in the caches.
+Blocking ChooseBlocking(int64_t m, int64_t k, int64_t num_panels, int tile_rows, int num_threads) {
+  Blocking b;
+  b.num_row_blocks = CeilDiv(m, kRowBlock);
+  b.row_block = CeilDiv(CeilDiv(m, b.num_row_blocks), tile_rows) * tile_rows;
+  b.num_row_blocks = CeilDiv(m, b.row_block);
+  b.depth = m <= kFewRows ? k : CeilDiv(k, CeilDiv(k, kDepth));
+  int64_t groups = CeilDiv(num_panels, kPanelGroup);
+  const int64_t wanted = num_threads == 1 ? 1 : int64_t{4} * num_threads;
+  if (b.num_row_blocks * groups < wanted) groups = CeilDiv(wanted, b.num_row_blocks);
+  b.panel_group = std::max<int64_t>(4, CeilDiv(CeilDiv(num_panels, groups), 4) * 4);
+  b.num_groups = CeilDiv(num_panels, b.panel_group);
+  return b;
+}
+
+// One task: rows [m0, m0 + rows) times panels [p0, p0 + panels).
+struct Task {
+  int64_t m0, rows, p0, panels;
+};
+
+// A's piece of k as f32 in scratch memory, in the order Tile wants.
+void LoadA(const Kernels& kernels, const Product& p, const Task& t, int64_t k0, int64_t depth,
+           Tile& tile) {
+  tile.a_k_major = p.a_transposed;
+  if (!p.a_transposed && p.a.dtype == DType::kF32) {
+    tile.a = F32Row(p.a, t.m0) + k0;
+    tile.a_stride = p.a.row_stride;
+    return;
+  }
+  float* a = FloatScratch(ScratchUse::kA, static_cast<size_t>(t.rows * depth));
+  const int64_t outer = p.a_transposed ? depth : t.rows;
+  const int64_t inner = p.a_transposed ? t.rows : depth;
+  const int64_t row0 = p.a_transposed ? k0 : t.m0;
+  const int64_t col0 = p.a_transposed ? t.m0 : k0;
+  for (int64_t i = 0; i < outer; ++i) {
+    kernels.row->convert(Sink{a + i * inner, false}, RowOf(p.a, row0 + i) + col0, inner);
+  }
+  tile.a = a;
+  tile.a_stride = inner;
+}
+
+void LoadC(const Product& p, const Task& t, float* c, int64_t c_stride) {
+  const int64_t n0 = t.p0 * kPanel;
+  const int64_t n = std::min(t.panels * kPanel, p.out.cols - n0);
+  for (int64_t r = 0; r < t.rows; ++r) {
+    const float* from = F32Row(p.out, t.m0 + r) + n0;
+    std::copy(from, from + n, c + r * c_stride);
+    std::fill(c + r * c_stride + n, c + (r + 1) * c_stride, 0.0f);
+  }
+}
+
+void StoreC(const Kernels& kernels, const Product& p, const Task& t, const float* c,
+            int64_t c_stride) {
+  const int64_t n0 = t.p0 * kPanel;
+  const int64_t n = std::min(t.panels * kPanel, p.out.cols - n0);
+  for (int64_t r = 0; r < t.rows; ++r) {
+    const Sink to = MutableRowOf(p.out, t.m0 + r) + n0;
+    const Source from{c + r * c_stride, false};
+    if (p.bias) {
+      kernels.row->add(to, from, RowOf(p.bias, 0) + n0, n);
+    } else {
+      kernels.row->convert(to, from, n);
+    }
+  }
+}
+
+void RunTask(const Kernels& kernels, const Product& p, const Task& t, int64_t depth) {
+  const int64_t c_stride = t.panels * kPanel;
+  float* c = FloatScratch(ScratchUse::kC, static_cast<size_t>(t.rows * c_stride));
+  if (p.accumulate) LoadC(p, t, c, c_stride);
+  const int64_t num_tiles = CeilDiv(t.rows, kernels.gemm->max_rows);
+  const int64_t panels_at_once = t.rows <= kernels.gemm->max_rows ? t.panels : 1;
+  for (int64_t k0 = 0; k0 < p.b.k || k0 == 0; k0 += depth) {
+    Tile tile;
+    tile.k = std::min(depth, p.b.k - k0);
+    tile.panel_stride = p.b.panel_stride();
+    tile.c_stride = c_stride;
+    tile.load_c = p.accumulate || k0 > 0;
+    LoadA(kernels, p, t, k0, tile.k, tile);
+    const float* a = tile.a;
+    for (int64_t j = 0; j < t.panels; j += panels_at_once) {
+      tile.panels = p.b.Panel(t.p0 + j) + k0 * kPanel;
+      tile.num_panels = std::min(panels_at_once, t.panels - j);
+      for (int64_t i = 0; i < num_tiles; ++i) {
+        const int64_t r0 = t.rows * i / num_tiles;
+        tile.rows = static_cast<int>(t.rows * (i + 1) / num_tiles - r0);
+        tile.a = a + r0 * (tile.a_k_major ? 1 : tile.a_stride);
+        tile.c = c + r0 * c_stride + j * kPanel;
+        kernels.gemm->tile(tile);
+      }
+    }
+  }
+  StoreC(kernels, p, t, c, c_stride);
+}
+}  // namespace
+
+void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
+  const int64_t m = p.out.rows;
+  if (m == 0 || p.out.cols == 0) return;
+  const Blocking b =
+      ChooseBlocking(m, p.b.k, p.b.num_panels(), kernels.gemm->max_rows, pool.num_threads());
+  pool.ParallelFor(b.num_row_blocks * b.num_groups, [&](int64_t i) {
+    Task t;
+    t.m0 = i / b.num_groups * b.row_block;
+    t.rows = std::min(b.row_block, m - t.m0);
+    t.p0 = i % b.num_groups * b.panel_group;
+    t.panels = std::min(b.panel_group, p.b.num_panels() - t.p0);
+    RunTask(kernels, p, t, b.depth);
+  });
+}
+
+size_t PackedBytes(int64_t n, int64_t k, DType dtype) {
+  return static_cast<size_t>(CeilDiv(n, kPanel) * kPanel * k) * SizeOf(dtype);
+}
+
+void PackWeight(const Kernels& kernels, ThreadPool& pool, void* data,
+                absl::Span<const Tensor> parts_NK) {
+  int64_t n = 0;
+  for (const Tensor& part : parts_NK) n += part.rows;
+  const int64_t k = parts_NK[0].cols;
+  const bool bf16 = parts_NK[0].dtype == DType::kBF16;
+  const size_t element = bf16 ? 2 : 4;
+  pool.ParallelFor(CeilDiv(n, kPanel), [&](int64_t panel) {
+    const int64_t begin = panel * kPanel, rows = std::min<int64_t>(kPanel, n - begin);
+    const Sink to = Sink{data, bf16} + begin * k;
+    int64_t first = 0;  // of the part
+    for (const Tensor& part : parts_NK) {
+      if (begin >= first && begin + rows <= first + part.rows) {
+        kernels.gemm->pack_transposed(to, RowOf(part, begin - first), part.row_stride, k, rows);
+        return;
+      }
+      first += part.rows;
+    }
+    // The panel crosses parts: bring its rows together first.
+    char* rows_together = static_cast<char*>(
+        ThreadScratch(ScratchUse::kMore, static_cast<size_t>(rows * k) * element));
+    first = 0;
+    for (const Tensor& part : parts_NK) {
+      for (int64_t r = std::max(begin, first); r < std::min(begin + rows, first + part.rows); ++r) {
+        const char* from = static_cast<const char*>(RowOf(part, r - first).data);
+        std::copy(from, from + k * element, rows_together + (r - begin) * k * element);
+      }
+      first += part.rows;
+    }
+    kernels.gemm->pack_transposed(to, Source{rows_together, bf16}, k, k, rows);
+  });
+}
+
+void MultiplyRows(const Kernels& kernels, ThreadPool& pool, const RowProduct& p) {
+  const int64_t n = p.b.cols, k = p.b.rows;
+  const size_t element = SizeOf(p.b.dtype);
+  // About 32 MiB of panels at a time; pieces of k continue the chain through `out`.
+  const int64_t per_piece = std::max<int64_t>(
+      kDepth, (int64_t{32} << 20) / std::max<int64_t>(1, CeilDiv(n, kPanel) * kPanel *
+                                                             static_cast<int64_t>(element)));
+  for (int64_t k0 = 0; k0 < k || k0 == 0; k0 += per_piece) {
+    const int64_t depth = std::min(per_piece, k - k0);
+    void* panels = ThreadScratch(ScratchUse::kShared, PackedBytes(n, depth, p.b.dtype));
+    const Sink sink{panels, p.b.dtype == DType::kBF16};
+    PanelMatrix b{Source{panels, sink.bf16}, n, depth};
+    pool.ParallelRanges(depth, 64, [&](int64_t begin, int64_t end) {
+      kernels.gemm->pack_panels(sink + begin * kPanel, b.panel_stride(), RowOf(p.b, k0 + begin),
+                                p.b.row_stride, end - begin, n);
+    });
+    Product piece;
+    piece.out = p.out;
+    piece.a = p.a_transposed ? p.a.Rows(k0, depth) : p.a.Cols(k0, depth);
+    piece.a_transposed = p.a_transposed;
+    piece.b = b;
+    piece.accumulate = p.accumulate || k0 > 0;
+    Multiply(kernels, pool, piece);
+  }
+}
+}  // namespace stretto::engine::cpu

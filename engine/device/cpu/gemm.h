@@ -1,0 +1,50 @@
+// Matrix products of the CPU device: splits a product into row blocks and groups of panels over the
+// threads, brings A into f32, walks K in pieces that fit the caches (accumulators rest in an f32
+// tile between pieces: the chain over k goes on, the bits don't change) and writes the result.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "engine/device/cpu/kernels.h"
+#include "engine/device/cpu/thread_pool.h"
+#include "engine/device/device.h"
+
+namespace stretto::engine::cpu {
+// B as panels [ceil(n / 16)][k][16], bf16 or f32.
+struct PanelMatrix {
+  Source data;
+  int64_t n = 0, k = 0;
+  ptrdiff_t panel_stride() const { return static_cast<ptrdiff_t>(k) * kPanel; }
+  int64_t num_panels() const { return (n + kPanel - 1) / kPanel; }
+  Source Panel(int64_t p) const { return data + p * panel_stride(); }
+};
+
+struct Product {
+  Tensor out;  // M × N
+  Tensor a;    // M × K, or K × M if a_transposed
+  bool a_transposed = false;
+  PanelMatrix b;
+  Tensor bias;              // 1 × N or absent
+  bool accumulate = false;  // chains begin with what out (f32) holds
+};
+void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& product);
+
+// Bytes of W_NK as panels.
+size_t PackedBytes(int64_t n, int64_t k, DType dtype);
+// parts_NK stacked along N into `data`.
+void PackWeight(const Kernels& kernels, ThreadPool& pool, void* data,
+                absl::Span<const Tensor> parts_NK);
+
+// out_MN (f32) (+)= a · b with b given as rows, b row k holding N columns: packed piece by piece
+// into scratch memory of the calling thread.
+struct RowProduct {
+  Tensor out;
+  Tensor a;  // M × K, or K × M if a_transposed
+  bool a_transposed = false;
+  Tensor b;  // K × N
+  bool accumulate = false;
+};
+void MultiplyRows(const Kernels& kernels, ThreadPool& pool, const RowProduct& product);
+}  // namespace stretto::engine::cpu

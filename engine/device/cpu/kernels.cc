@@ -1,0 +1,45 @@
+#include "engine/device/cpu/kernels.h"
+
+#include "hwy/targets.h"
+
+namespace stretto::engine::cpu {
+namespace {
+int64_t TargetBit(InstructionSet set) {
+  switch (set) {
+    case InstructionSet::kAvx512:
+      return HWY_AVX3;
+    case InstructionSet::kAvx2:
+      return HWY_AVX2;
+    case InstructionSet::kSse4:
+      return HWY_SSE4;
+    case InstructionSet::kScalar:
+      return 0;
+  }
+  return 0;
+}
+}  // namespace
+
+bool Supported(InstructionSet set) {
+  const int64_t bit = TargetBit(set);
+  return bit == 0 || (hwy::SupportedTargets() & bit) != 0;
+}
+
+InstructionSet BestInstructionSet() {
+  for (InstructionSet set :
+       {InstructionSet::kAvx512, InstructionSet::kAvx2, InstructionSet::kSse4}) {
+    if (Supported(set) && GetGemmKernels(set, false) != nullptr) return set;
+  }
+  return InstructionSet::kScalar;
+}
+
+Kernels SelectKernels(InstructionSet set, bool allow_fma) {
+  const bool wide = set == InstructionSet::kAvx2 || set == InstructionSet::kAvx512;
+  Kernels k;
+  k.set = set;
+  k.fma = allow_fma && wide;
+  k.gemm = GetGemmKernels(set, k.fma);
+  k.row = GetRowKernels(set, k.fma);
+  k.softmax = GetSoftmaxKernels(set, k.fma);
+  return k;
+}
+}  // namespace stretto::engine::cpu

@@ -1,0 +1,165 @@
+// The vectorised inner loops of the CPU backend as tables of functions, one table for each pair of
+// instruction set and arithmetic. The drivers beside this file (gemm, attention, vocabulary, …)
+// split work over threads and call these; nothing here allocates, locks or knows threads.
+//
+// Every function gives the same bits on every instruction set of the same arithmetic: element-wise
+// formulas are the same for each lane, tails go through the same vector code with neutral elements,
+// and sums have the order that device.h states.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "engine/device/tensor.h"
+
+namespace stretto::engine::cpu {
+// Columns of one panel of a packed matrix, tokens of one block of keys, partial sums of a row.
+inline constexpr int kPanel = 16;
+
+enum class InstructionSet : uint8_t { kScalar, kSse4, kAvx2, kAvx512 };
+
+// A run of elements to read (kF32 or kBF16).
+struct Source {
+  const void* data = nullptr;
+  bool bf16 = false;
+};
+// A run of elements to write; bf16 is rounded to nearest even.
+struct Sink {
+  void* data = nullptr;
+  bool bf16 = false;
+};
+
+inline Source RowOf(const Tensor& t, int64_t row) {
+  return {reinterpret_cast<const char*>(t.handle) +
+              static_cast<size_t>(row * t.row_stride) * SizeOf(t.dtype),
+          t.dtype == DType::kBF16};
+}
+inline Sink MutableRowOf(const Tensor& t, int64_t row) {
+  return {
+      reinterpret_cast<char*>(t.handle) + static_cast<size_t>(row * t.row_stride) * SizeOf(t.dtype),
+      t.dtype == DType::kBF16};
+}
+inline Source operator+(Source s, int64_t elements) {
+  return {static_cast<const char*>(s.data) + elements * (s.bf16 ? 2 : 4), s.bf16};
+}
+inline Sink operator+(Sink s, int64_t elements) {
+  return {static_cast<char*>(s.data) + elements * (s.bf16 ? 2 : 4), s.bf16};
+}
+inline const float* F32Row(const Tensor& t, int64_t row) {
+  return static_cast<const float*>(RowOf(t, row).data);
+}
+inline float* MutableF32Row(const Tensor& t, int64_t row) {
+  return static_cast<float*>(MutableRowOf(t, row).data);
+}
+inline const int32_t* Ints(const Tensor& t) { return reinterpret_cast<const int32_t*>(t.handle); }
+
+// c[r][16 p + j] (+)= Σ_k a(r, k) · panel p [k][j]: every element one chain of multiply-adds over k
+// in order, from 0 or, with load_c, from what c holds.
+struct Tile {
+  int rows = 0;              // 1 … GemmKernels::max_rows
+  const float* a = nullptr;  // a(r, k) = a[r·a_stride + k], or a[k·a_stride + r] if a_k_major
+  ptrdiff_t a_stride = 0;
+  bool a_k_major = false;
+  int64_t k = 0;
+  Source panels;  // num_panels × [k][kPanel], panel_stride elements apart
+  ptrdiff_t panel_stride = 0;
+  int64_t num_panels = 1;
+  float* c = nullptr;  // f32, rows c_stride apart, 16 columns for each panel
+  ptrdiff_t c_stride = 0;
+  bool load_c = false;
+};
+
+struct GemmKernels {
+  int max_rows = 1;
+  // Storage order inside a bf16 panel row: column j stands at bf16_slot[j].
+  const uint8_t* bf16_slot = nullptr;
+  void (*tile)(const Tile& t) = nullptr;
+  // Attention's second product: c[r][j] continues its chain over blocks of 16 tokens; block b's
+  // panel is panels.data + block_offset[b] elements, `k` tokens of it are used from token 0.
+  void (*block_tile)(const Tile& t, const int64_t* block_offset, int64_t num_blocks) = nullptr;
+  // Rows of B (row k at src + k·row_stride elements, n columns) into panels [k][kPanel] of the same
+  // type, columns from n to the end of the last panel zero.
+  void (*pack_panels)(Sink dst, ptrdiff_t panel_stride, Source src, ptrdiff_t row_stride, int64_t k,
+                      int64_t n) = nullptr;
+  // W_NK rows (row n at src + n·row_stride) into one panel [k][kPanel]; columns ≥ n zero.
+  void (*pack_transposed)(Sink dst, Source src, ptrdiff_t row_stride, int64_t k,
+                          int64_t n) = nullptr;
+};
+
+struct AdamWParams {
+  float lr, beta1, beta2, eps, weight_decay, grad_scale, correction1, correction2;
+};
+
+struct RowKernels {
+  void (*convert)(Sink dst, Source src, int64_t n) = nullptr;
+  void (*fill)(Sink dst, float value, int64_t n) = nullptr;
+  void (*add)(Sink dst, Source a, Source b, int64_t n) = nullptr;
+  void (*scale)(float* x, float factor, int64_t n) = nullptr;
+  // Σ a·b in the fixed order of a row.
+  float (*dot)(Source a, Source b, int64_t n) = nullptr;
+  // 1 / sqrt(mean(x²) + eps)
+  float (*inverse_rms)(Source x, float eps, int64_t n) = nullptr;
+  // dst = round(x · inv) · weight, rounded to x's type.
+  void (*rms_norm)(Sink dst, Source x, Source weight, float inv, int64_t n) = nullptr;
+  void (*rms_norm_backward)(float* d_x, const float* d_out, Source x, Source weight, float inv,
+                            int64_t n, bool accumulate) = nullptr;
+  // d_w += d_out · (x · inv)
+  void (*rms_norm_backward_weight)(float* d_w, const float* d_out, Source x, float inv,
+                                   int64_t n) = nullptr;
+  void (*rope)(Sink x, const float* cos, const float* sin, int64_t num_heads, int64_t half,
+               bool inverse) = nullptr;
+  void (*swiglu)(Sink dst, Source gate, Source up, int64_t n) = nullptr;
+  void (*swiglu_backward)(float* d_gate, float* d_up, const float* d_out, Source gate, Source up,
+                          int64_t n) = nullptr;
+  void (*adamw)(Sink weights, float* master, float* m, float* v, const float* grad, int64_t n,
+                const AdamWParams& p) = nullptr;
+};
+
+inline constexpr int64_t kSumBlock = 1024;
+
+// What softmax needs to know of one row: z = x · inv_temperature.
+struct SoftmaxStats {
+  float max = 0;      // of z
+  float log_sum = 0;  // log Σ exp(z − max)
+  float entropy = 0;  // of softmax(z), where asked
+};
+
+struct SoftmaxKernels {
+  SoftmaxStats (*stats)(const float* x, int64_t n, float inv_temperature, bool entropy) = nullptr;
+  // x[j] = inv_temperature · (d_logprob · ([j = target] − p_j) − d_entropy · p_j · (log p_j + H))
+  void (*log_probs_backward)(float* x, int64_t n, float inv_temperature, const SoftmaxStats& stats,
+                             int64_t target, float d_logprob, float d_entropy) = nullptr;
+  // e[j] = exp(x[j] · inv_temperature − max), and for every kSumBlock elements their sum (16
+  // partial sums and the tree).
+  void (*exponentials)(float* e, float* block_sums, const float* x, int64_t n,
+                       float inv_temperature, float max) = nullptr;
+  float (*log)(float x) = nullptr;
+  // Attention: s[j] for begin ≤ j < end becomes exp(scale·s[j] − max); the rest of [0, padded)
+  // becomes 0, where padded is end rounded up to 16. Returns Σ in the fixed order over j.
+  float (*attention_softmax)(float* s, int64_t begin, int64_t end, float scale) = nullptr;
+  // out[c] = acc[c] / sum.
+  void (*divide)(Sink out, const float* acc, float sum, int64_t n) = nullptr;
+  // d_s[j] = p_j · (d_p[j] − delta) · scale, where p_j = e[j] / sum becomes e[j].
+  void (*attention_backward_row)(float* e, float* d_p, float sum, float delta, float scale,
+                                 int64_t n) = nullptr;
+};
+
+struct Kernels {
+  InstructionSet set = InstructionSet::kScalar;
+  bool fma = false;  // products and sums are fused
+  const GemmKernels* gemm = nullptr;
+  const RowKernels* row = nullptr;
+  const SoftmaxKernels* softmax = nullptr;
+};
+
+const GemmKernels* GetGemmKernels(InstructionSet set, bool fma);
+const RowKernels* GetRowKernels(InstructionSet set, bool fma);
+const SoftmaxKernels* GetSoftmaxKernels(InstructionSet set, bool fma);
+
+bool Supported(InstructionSet set);
+// The widest set that this machine has.
+InstructionSet BestInstructionSet();
+// The tables of `set`; fused only if allowed and present there.
+Kernels SelectKernels(InstructionSet set, bool allow_fma);
+}  // namespace stretto::engine::cpu

@@ -1,0 +1,84 @@
+#include "engine/device/cpu/memory.h"
+
+#include <sys/mman.h>
+
+#include <array>
+#include <cstdlib>
+#include <limits>
+
+#include "base/check.h"
+
+namespace stretto::engine::cpu {
+namespace {
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kLarge = 4 * kHugePage;
+constexpr size_t kMaxFreeBytes = size_t{256} << 20;
+
+// Sizes are rounded so that similar requests find each other's freed blocks.
+size_t RoundedSize(size_t bytes) {
+  const size_t unit = bytes >= kLarge ? kHugePage : (bytes >= 65536 ? 16384 : 64);
+  return (bytes + unit - 1) / unit * unit;
+}
+
+void* SystemAllocate(size_t rounded) {
+  void* p = std::aligned_alloc(rounded >= kLarge ? kHugePage : 64, rounded);
+  if (p != nullptr && rounded >= kLarge) madvise(p, rounded, MADV_HUGEPAGE);
+  return p;
+}
+}  // namespace
+
+BlockAllocator::~BlockAllocator() {
+  for (const auto& [size, p] : free_) std::free(p);
+}
+
+void* BlockAllocator::Allocate(size_t bytes) {
+  if (bytes > std::numeric_limits<size_t>::max() / 2) return nullptr;
+  const size_t rounded = RoundedSize(bytes == 0 ? 1 : bytes);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto it = free_.find(rounded); it != free_.end()) {
+      void* p = it->second;
+      free_.erase(it);
+      free_bytes_ -= rounded;
+      return p;
+    }
+  }
+  return SystemAllocate(rounded);
+}
+
+void BlockAllocator::Free(void* p, size_t bytes) {
+  const size_t rounded = RoundedSize(bytes == 0 ? 1 : bytes);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (free_bytes_ + rounded <= kMaxFreeBytes && free_.size() < 256) {
+      free_.emplace(rounded, p);
+      free_bytes_ += rounded;
+      return;
+    }
+  }
+  std::free(p);
+}
+
+namespace {
+struct Scratch {
+  std::array<void*, 6> data{};
+  std::array<size_t, 6> bytes{};
+  ~Scratch() {
+    for (void* p : data) std::free(p);
+  }
+};
+thread_local Scratch scratch;
+}  // namespace
+
+void* ThreadScratch(ScratchUse use, size_t bytes) {
+  const auto i = static_cast<size_t>(use);
+  if (scratch.bytes[i] < bytes) {
+    std::free(scratch.data[i]);
+    const size_t rounded = RoundedSize(bytes + bytes / 8);
+    scratch.data[i] = SystemAllocate(rounded);
+    STRETTO_CHECK_MSG(scratch.data[i] != nullptr, "out of memory for scratch space");
+    scratch.bytes[i] = rounded;
+  }
+  return scratch.data[i];
+}
+}  // namespace stretto::engine::cpu

@@ -1,0 +1,40 @@
+// Host memory of a CPU device: 64-byte aligned blocks, large ones on huge pages, and a short list
+// of freed blocks that are handed out again (fresh pages cost a fault each). And scratch memory of
+// threads, kept between operations.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+namespace stretto::engine::cpu {
+// Thread-safe.
+class BlockAllocator {
+ public:
+  BlockAllocator() = default;
+  ~BlockAllocator();
+  BlockAllocator(const BlockAllocator&) = delete;
+  BlockAllocator& operator=(const BlockAllocator&) = delete;
+
+  // nullptr when the system has no memory. Contents undefined.
+  void* Allocate(size_t bytes);
+  void Free(void* p, size_t bytes);
+
+ private:
+  // std::mutex rather than absl's: thread sanitizers see it without an instrumented library.
+  std::mutex mutex_;
+  std::multimap<size_t, void*> free_;  // by rounded size
+  size_t free_bytes_ = 0;
+};
+
+// Uses of scratch memory that may be alive at the same time in one thread.
+enum class ScratchUse : uint8_t { kShared, kA, kC, kScores, kKeys, kMore };
+
+// At least `bytes` of memory of the calling thread, 64-byte aligned, contents undefined; good until
+// the thread asks for the same use again. Grows and is kept; freed with the thread.
+void* ThreadScratch(ScratchUse use, size_t bytes);
+inline float* FloatScratch(ScratchUse use, size_t count) {
+  return static_cast<float*>(ThreadScratch(use, count * sizeof(float)));
+}
+}  // namespace stretto::engine::cpu

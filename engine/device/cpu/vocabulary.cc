@@ -1,0 +1,185 @@
+#include "engine/device/cpu/vocabulary.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/check.h"
+#include "engine/device/cpu/memory.h"
+
+namespace stretto::engine::cpu {
+namespace {
+float LogProb(const SoftmaxStats& stats, float logit, float inv_temperature) {
+  return logit * inv_temperature - stats.max - stats.log_sum;
+}
+
+int32_t Target(const Tensor& targets_T, int64_t row, int64_t vocabulary) {
+  const int32_t target = Ints(targets_T)[row];
+  STRETTO_CHECK(target >= 0 && target < vocabulary);
+  return target;
+}
+
+int32_t ArgMax(const float* logits, int64_t n) {
+  int64_t best = 0;
+  for (int64_t j = 1; j < n; ++j) {
+    if (logits[j] > logits[best]) best = j;
+  }
+  return static_cast<int32_t>(best);
+}
+
+// exp(z − max) of a whole row, with sums of blocks of kSumBlock.
+struct Exponentials {
+  const float* e;
+  const float* block_sums;
+  int64_t num_blocks;
+  double total = 0;
+};
+
+Exponentials ComputeExponentials(const Kernels& kernels, const float* logits, int64_t n,
+                                 float inv_temperature, float max) {
+  Exponentials x;
+  x.num_blocks = (n + kSumBlock - 1) / kSumBlock;
+  float* e = FloatScratch(ScratchUse::kScores, static_cast<size_t>(n + x.num_blocks));
+  kernels.softmax->exponentials(e, e + n, logits, n, inv_temperature, max);
+  x.e = e;
+  x.block_sums = e + n;
+  for (int64_t b = 0; b < x.num_blocks; ++b) x.total += x.block_sums[b];
+  return x;
+}
+
+int32_t SampleUntruncated(const Exponentials& x, int64_t n, float uniform) {
+  const double threshold = static_cast<double>(uniform) * x.total;
+  double cumulative = 0;
+  int64_t block = 0;
+  while (block + 1 < x.num_blocks && cumulative + x.block_sums[block] <= threshold) {
+    cumulative += x.block_sums[block++];
+  }
+  const int64_t end = std::min(n, (block + 1) * kSumBlock);
+  int64_t last = 0;  // with a probability above 0, in case rounding leaves the threshold unreached
+  for (int64_t j = block * kSumBlock; j < end; ++j) {
+    if (x.e[j] > 0) last = j;
+    cumulative += x.e[j];
+    if (cumulative > threshold) return static_cast<int32_t>(j);
+  }
+  return static_cast<int32_t>(last);
+}
+
+// Cuts ids, sorted by falling logit, to those that top-k and top-p keep. False when top-p was not
+// reached and a longer list might.
+bool Cut(const SamplingRow& row, const Exponentials& x, std::vector<int32_t>& ids, bool complete) {
+  double total = x.total;
+  if (row.top_k > 0) {
+    if (static_cast<int64_t>(ids.size()) < row.top_k && !complete) return false;
+    if (static_cast<int64_t>(ids.size()) > row.top_k) ids.resize(row.top_k);
+    total = 0;
+    for (int32_t id : ids) total += x.e[id];
+  }
+  if (row.top_p >= 1.0f) return true;
+  double cumulative = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    cumulative += x.e[ids[i]];
+    if (cumulative >= static_cast<double>(row.top_p) * total) {
+      ids.resize(i + 1);
+      return true;
+    }
+  }
+  return complete || row.top_k > 0;
+}
+
+// The ids that the truncations of `row` keep, in rising order. Sorting is confined to tokens above
+// a probability that falls until enough are found; the result doesn't depend on where it stops.
+std::vector<int32_t> Keep(const SamplingRow& row, const Exponentials& x, const float* logits,
+                          int64_t n) {
+  std::vector<int32_t> ids;
+  const bool sorted = row.top_k > 0 || row.top_p < 1.0f;
+  for (float floor : {0x1p-7f, 0x1p-14f, 0x1p-28f, 0.0f}) {
+    if (!sorted) floor = 0.0f;
+    ids.clear();
+    const float least = sorted ? floor : std::max(floor, row.min_p);
+    for (int64_t j = 0; j < n; ++j) {
+      if (x.e[j] >= least) ids.push_back(static_cast<int32_t>(j));
+    }
+    if (!sorted) break;
+    std::sort(ids.begin(), ids.end(), [logits](int32_t a, int32_t b) {
+      return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+    });
+    if (Cut(row, x, ids, floor == 0.0f)) break;
+  }
+  if (row.min_p > 0.0f) {
+    std::erase_if(ids, [&](int32_t id) { return x.e[id] < row.min_p; });
+  }
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+}  // namespace
+
+void ComputeLogProbs(const Kernels& kernels, ThreadPool& pool, const Tensor& logprobs_T,
+                     const Tensor& entropy_T, const Tensor& logits_TV, const Tensor& targets_T,
+                     float temperature) {
+  const float inv = 1.0f / temperature;
+  float* logprobs = MutableF32Row(logprobs_T, 0);
+  pool.ParallelFor(logits_TV.rows, [&](int64_t t) {
+    const float* logits = F32Row(logits_TV, t);
+    const SoftmaxStats stats =
+        kernels.softmax->stats(logits, logits_TV.cols, inv, static_cast<bool>(entropy_T));
+    logprobs[t] = LogProb(stats, logits[Target(targets_T, t, logits_TV.cols)], inv);
+    if (entropy_T) MutableF32Row(entropy_T, 0)[t] = stats.entropy;
+  });
+}
+
+void ComputeLogProbsBackward(const Kernels& kernels, ThreadPool& pool, const Tensor& logits_TV,
+                             const Tensor& d_logprobs_T, const Tensor& d_entropy_T,
+                             const Tensor& targets_T, float temperature) {
+  const float inv = 1.0f / temperature;
+  pool.ParallelFor(logits_TV.rows, [&](int64_t t) {
+    float* logits = MutableF32Row(logits_TV, t);
+    const float d_entropy = d_entropy_T ? F32Row(d_entropy_T, 0)[t] : 0.0f;
+    const SoftmaxStats stats =
+        kernels.softmax->stats(logits, logits_TV.cols, inv, d_entropy != 0.0f);
+    kernels.softmax->log_probs_backward(logits, logits_TV.cols, inv, stats,
+                                        Target(targets_T, t, logits_TV.cols),
+                                        F32Row(d_logprobs_T, 0)[t], d_entropy);
+  });
+}
+
+Sampled SampleRow(const Kernels& kernels, const float* logits, int64_t n, const SamplingRow& row) {
+  const bool greedy = row.temperature == 0.0f;
+  const float inv = greedy ? 1.0f : 1.0f / row.temperature;
+  const SoftmaxStats stats = kernels.softmax->stats(logits, n, inv, false);
+  Sampled sampled;
+  if (greedy) {
+    sampled.token = ArgMax(logits, n);
+    sampled.logprob = LogProb(stats, logits[sampled.token], inv);
+    return sampled;
+  }
+  const Exponentials x = ComputeExponentials(kernels, logits, n, inv, stats.max);
+  const bool truncated = (row.top_k > 0 && row.top_k < n) || row.top_p < 1.0f || row.min_p > 0.0f;
+  if (!truncated) {
+    sampled.token = SampleUntruncated(x, n, row.uniform);
+    sampled.logprob = LogProb(stats, logits[sampled.token], inv);
+    sampled.sampling_logprob = sampled.logprob;
+    return sampled;
+  }
+  const std::vector<int32_t> ids = Keep(row, x, logits, n);
+  if (ids.empty()) {  // only NaN logits leave none
+    sampled.token = ArgMax(logits, n);
+    sampled.logprob = sampled.sampling_logprob = LogProb(stats, logits[sampled.token], inv);
+    return sampled;
+  }
+  double total = 0;
+  for (int32_t id : ids) total += x.e[id];
+  const double threshold = static_cast<double>(row.uniform) * total;
+  double cumulative = 0;
+  sampled.token = ids.back();
+  for (int32_t id : ids) {
+    cumulative += x.e[id];
+    if (cumulative > threshold) {
+      sampled.token = id;
+      break;
+    }
+  }
+  sampled.logprob = LogProb(stats, logits[sampled.token], inv);
+  sampled.sampling_logprob =
+      logits[sampled.token] * inv - stats.max - kernels.softmax->log(static_cast<float>(total));
+  return sampled;
+}
+}  // namespace stretto::engine::cpu
