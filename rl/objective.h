@@ -48,8 +48,8 @@ struct SequenceInputs {
 
 // Over all sequences of the step; on every rank and in every micro-batch the same.
 struct StepTotals {
-  int64_t num_tokens = 0;     // completion tokens
-  int64_t num_sequences = 0;  // with at least one completion token
+  int64_t num_tokens = 0;  // completion tokens
+  int64_t num_sequences = 0;
 };
 
 // Derivatives of the step's loss; T entries each. Written, not added to.
