@@ -1,0 +1,191 @@
+// A token's log-prob is a pure function of its prefix and the weights: equal bits from the paged
+// and the packed face, on random models and random batches; and what memory options must not
+// change.
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+
+#include "base/testing.h"
+#include "engine/model/testing.h"
+
+namespace stretto::engine {
+namespace {
+using namespace testing;  // NOLINT(google-build-using-namespace)
+constexpr int64_t kLength = 48;
+
+struct Outcome {
+  std::vector<float> logprobs, entropy;
+  HostParameters gradients;
+};
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Weights of the targets that differ from one another, reproducible from their index.
+float TargetWeight(size_t n, uint64_t salt) {
+  return static_cast<float>(PhiloxStream(salt, n).NextGaussian());
+}
+
+Outcome Run(TestModel& model, const PackedBatch& batch, const PackedPassOptions& base) {
+  PackedPassOptions options = base;
+  options.max_rows = batch.num_rows() + 5;
+  options.max_targets = batch.num_targets() + 3;
+  auto pass = PackedPass::Create(*model.transformer, options);
+  REQUIRE_OK(pass);
+  Outcome out;
+  out.logprobs.resize(batch.num_targets());
+  out.entropy.resize(batch.num_targets());
+  (*pass)->Forward(*model.stream, *model.weights, batch, absl::MakeSpan(out.logprobs),
+                   absl::MakeSpan(out.entropy));
+  if (!options.train) return out;
+  std::vector<float> d_logprobs(batch.num_targets()), d_entropy(batch.num_targets());
+  for (size_t n = 0; n < d_logprobs.size(); ++n) {
+    d_logprobs[n] = TargetWeight(n, 1);
+    d_entropy[n] = TargetWeight(n, 2);
+  }
+  model.ZeroGradients();
+  (*pass)->Backward(*model.stream, *model.weights, model.layout, model.flat, model.gradients,
+                    d_logprobs, d_entropy);
+  out.gradients = model.Gradients();
+  return out;
+}
+
+struct Case {
+  ModelConfig config;
+  HostParameters parameters;
+  std::vector<TestGroup> groups;
+
+  explicit Case(PhiloxStream& random)
+      : config(RandomConfig(random)),
+        parameters(RandomParameters(config, random)),
+        groups(RandomGroups(config, kLength, random)) {}
+};
+
+TEST_CASE("paged inference and packed training give the same log-prob bits") {
+  PhiloxStream random(testing::Seed(), 1);
+  for (int round = 0; round < 24; ++round) {
+    const Case test(random);
+    const std::string backend = round % 4 == 3 ? "reference" : "cpu";
+    const DType dtype = round % 3 == 2 ? DType::kF32 : DType::kBF16;
+    INFO("seed " << testing::Seed() << " round " << round << " " << backend << " " << Name(dtype)
+                 << " " << Name(test.config.architecture));
+    const auto device = MakeDevice(backend, 1 + round % 3);
+    TestModel model(*device, test.config, dtype, kLength, test.parameters);
+    PackedPassOptions options;
+    options.temperature = round % 2 == 0 ? 1.0f : 0.7f;
+    options.train = false;
+    const auto shared = Run(model, Pack(test.groups, true), options);
+    const auto unshared = Run(model, Pack(test.groups, false), options);
+    CHECK(SameBits(shared.logprobs, unshared.logprobs));
+    CHECK(SameBits(shared.entropy, unshared.entropy));
+    for (int order = 0; order < 3; ++order) {
+      CHECK(SameBits(PagedLogProbs(model, test.groups, options.temperature, random),
+                     shared.logprobs));
+    }
+  }
+}
+
+TEST_CASE("loaded weights compute what flat weights compute") {
+  PhiloxStream random(testing::Seed(), 2);
+  for (int round = 0; round < 4; ++round) {
+    const Case test(random);
+    const auto device = MakeDevice(round % 2 == 0 ? "cpu" : "reference");
+    TestModel model(*device, test.config, DType::kBF16, kLength, test.parameters);
+    PackedPassOptions options;
+    options.train = false;
+    const auto flat = Run(model, Pack(test.groups, true), options);
+    auto loaded = ModelWeights::Load(*device, *model.stream, test.config, DType::kBF16,
+                                     Reader(test.parameters));
+    REQUIRE_OK(loaded);
+    model.weights = *std::move(loaded);
+    CHECK(SameBits(Run(model, Pack(test.groups, true), options).logprobs, flat.logprobs));
+  }
+}
+
+TEST_CASE("keeping, recomputing and chunking change no bit of the gradients") {
+  PhiloxStream random(testing::Seed(), 3);
+  for (int round = 0; round < 8; ++round) {
+    const Case test(random);
+    INFO("seed " << testing::Seed() << " round " << round);
+    const auto device = MakeDevice(round % 2 == 0 ? "cpu" : "reference");
+    TestModel model(*device, test.config, round % 4 < 2 ? DType::kBF16 : DType::kF32, kLength,
+                    test.parameters);
+    const PackedBatch batch = Pack(test.groups, true);
+    const Outcome kept = Run(model, batch, {});
+    PackedPassOptions options;
+    options.recompute = true;
+    options.logits_bytes = test.config.vocab_size * sizeof(float) * 3;  // three rows at a time
+    const Outcome frugal = Run(model, batch, options);
+    options.train = false;
+    const Outcome forward_only = Run(model, batch, options);
+    CHECK(SameBits(kept.logprobs, frugal.logprobs));
+    CHECK(SameBits(kept.logprobs, forward_only.logprobs));
+    CHECK(SameBits(kept.entropy, forward_only.entropy));
+    for (const auto& [name, gradient] : kept.gradients) {
+      INFO("parameter " << name);
+      CHECK(SameBits(gradient, frugal.gradients.at(name)));
+    }
+  }
+}
+
+TEST_CASE("gradients through a shared prompt are those of separate copies") {
+  PhiloxStream random(testing::Seed(), 4);
+  for (int round = 0; round < 8; ++round) {
+    const Case test(random);
+    INFO("seed " << testing::Seed() << " round " << round);
+    const auto device = MakeDevice(round % 2 == 0 ? "cpu" : "reference");
+    TestModel model(*device, test.config, DType::kF32, kLength, test.parameters);
+    const Outcome shared = Run(model, Pack(test.groups, true), {});
+    const Outcome separate = Run(model, Pack(test.groups, false), {});
+    for (const auto& [name, gradient] : shared.gradients) {
+      INFO("parameter " << name);
+      const std::vector<float>& other = separate.gradients.at(name);
+      double difference = 0, norm = 0;
+      for (size_t i = 0; i < gradient.size(); ++i) {
+        difference += std::pow(double{gradient[i]} - other[i], 2);
+        norm += std::pow(double{other[i]}, 2);
+      }
+      CHECK(std::sqrt(difference) <= 1e-4 * std::sqrt(norm) + 1e-6);
+    }
+  }
+}
+
+TEST_CASE("the gradient of the entropy agrees with finite differences") {
+  PhiloxStream random(testing::Seed(), 5);
+  const Case test(random);
+  const auto device = MakeDevice("reference");
+  const PackedBatch batch = Pack(test.groups, true);
+  const auto objective = [&](const HostParameters& parameters) {
+    TestModel model(*device, test.config, DType::kF32, kLength, parameters);
+    PackedPassOptions options;
+    options.train = false;
+    const Outcome out = Run(model, batch, options);
+    double sum = 0;
+    for (size_t n = 0; n < out.logprobs.size(); ++n) {
+      sum += double{TargetWeight(n, 1)} * out.logprobs[n];
+      sum += double{TargetWeight(n, 2)} * out.entropy[n];
+    }
+    return sum;
+  };
+  TestModel model(*device, test.config, DType::kF32, kLength, test.parameters);
+  const HostParameters gradients = Run(model, batch, {}).gradients;
+  // Along the gradient itself: the slope is its squared norm.
+  double squared = 0;
+  for (const auto& [name, g] : gradients) {
+    for (float x : g) squared += double{x} * x;
+  }
+  const double step = 1e-3 / std::sqrt(squared);
+  const auto moved = [&](double by) {
+    HostParameters p = test.parameters;
+    for (auto& [name, values] : p) {
+      const auto& g = gradients.at(name);
+      for (size_t i = 0; i < g.size(); ++i) values[i] += static_cast<float>(by * g[i]);
+    }
+    return objective(p);
+  };
+  const double slope = (moved(step) - moved(-step)) / (2 * step);
+  CHECK(slope == Approx(squared).epsilon(0.02));
+}
+}  // namespace
+}  // namespace stretto::engine

@@ -1,0 +1,51 @@
+// The flat layout: groups that fused products need are adjacent, nothing overlaps, order and names
+// are those of ExpectedTensors.
+#include "engine/model/parameters.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+
+#include "base/testing.h"
+#include "engine/model/testing.h"
+
+namespace stretto::engine {
+namespace {
+TEST_CASE("parameters fill the flat run without overlap, groups aligned and adjacent") {
+  PhiloxStream random(stretto::testing::Seed(), 10);
+  for (int round = 0; round < 50; ++round) {
+    const ModelConfig config = testing::RandomConfig(random);
+    INFO("seed " << stretto::testing::Seed() << " round " << round);
+    const ParameterLayout layout(config);
+    const auto expected = ExpectedTensors(config);
+    REQUIRE(layout.parameters().size() == expected.size());
+    std::vector<std::pair<int64_t, int64_t>> spans;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const Parameter& p = layout.parameters()[i];
+      CHECK(p.spec.name == expected[i].name);
+      CHECK(layout.Find(p.spec.name) == &p);
+      spans.emplace_back(p.view.offset, p.view.offset + p.view.size());
+    }
+    std::sort(spans.begin(), spans.end());
+    for (size_t i = 1; i < spans.size(); ++i) {
+      CHECK(spans[i - 1].second <= spans[i].first);
+      CHECK(spans[i].first - spans[i - 1].second < kParameterAlignment);
+    }
+    CHECK(spans.back().second <= layout.size());
+    CHECK(layout.size() % kParameterAlignment == 0);
+    for (int64_t l = 0; l < config.num_layers; ++l) {
+      const std::string prefix = "model.layers." + std::to_string(l) + ".";
+      const auto at = [&](const char* name) { return layout.Find(prefix + name)->view; };
+      const ParameterView q = at("self_attn.q_proj.weight"), k = at("self_attn.k_proj.weight");
+      const ParameterView v = at("self_attn.v_proj.weight"), gate = at("mlp.gate_proj.weight");
+      CHECK(layout.layers[l].qkv.offset == q.offset);
+      CHECK(layout.layers[l].qkv.rows == q.rows + k.rows + v.rows);
+      CHECK(k.offset == q.offset + q.size());
+      CHECK(v.offset == k.offset + k.size());
+      CHECK(at("mlp.up_proj.weight").offset == gate.offset + gate.size());
+      CHECK(q.offset % kParameterAlignment == 0);
+    }
+    CHECK((layout.lm_head.offset == layout.embedding.offset) == config.tie_word_embeddings);
+  }
+}
+}  // namespace
+}  // namespace stretto::engine
