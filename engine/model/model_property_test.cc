@@ -63,13 +63,13 @@ struct Case {
 };
 
 TEST_CASE("paged inference and packed training give the same log-prob bits") {
-  PhiloxStream random(testing::Seed(), 1);
+  PhiloxStream random(stretto::testing::Seed(), 1);
   for (int round = 0; round < 24; ++round) {
     const Case test(random);
     const std::string backend = round % 4 == 3 ? "reference" : "cpu";
     const DType dtype = round % 3 == 2 ? DType::kF32 : DType::kBF16;
-    INFO("seed " << testing::Seed() << " round " << round << " " << backend << " " << Name(dtype)
-                 << " " << Name(test.config.architecture));
+    INFO("seed " << stretto::testing::Seed() << " round " << round << " " << backend << " "
+                 << Name(dtype) << " " << Name(test.config.architecture));
     const auto device = MakeDevice(backend, 1 + round % 3);
     TestModel model(*device, test.config, dtype, kLength, test.parameters);
     PackedPassOptions options;
@@ -87,7 +87,7 @@ TEST_CASE("paged inference and packed training give the same log-prob bits") {
 }
 
 TEST_CASE("loaded weights compute what flat weights compute") {
-  PhiloxStream random(testing::Seed(), 2);
+  PhiloxStream random(stretto::testing::Seed(), 2);
   for (int round = 0; round < 4; ++round) {
     const Case test(random);
     const auto device = MakeDevice(round % 2 == 0 ? "cpu" : "reference");
@@ -104,10 +104,10 @@ TEST_CASE("loaded weights compute what flat weights compute") {
 }
 
 TEST_CASE("keeping, recomputing and chunking change no bit of the gradients") {
-  PhiloxStream random(testing::Seed(), 3);
+  PhiloxStream random(stretto::testing::Seed(), 3);
   for (int round = 0; round < 8; ++round) {
     const Case test(random);
-    INFO("seed " << testing::Seed() << " round " << round);
+    INFO("seed " << stretto::testing::Seed() << " round " << round);
     const auto device = MakeDevice(round % 2 == 0 ? "cpu" : "reference");
     TestModel model(*device, test.config, round % 4 < 2 ? DType::kBF16 : DType::kF32, kLength,
                     test.parameters);
@@ -130,10 +130,10 @@ TEST_CASE("keeping, recomputing and chunking change no bit of the gradients") {
 }
 
 TEST_CASE("gradients through a shared prompt are those of separate copies") {
-  PhiloxStream random(testing::Seed(), 4);
+  PhiloxStream random(stretto::testing::Seed(), 4);
   for (int round = 0; round < 8; ++round) {
     const Case test(random);
-    INFO("seed " << testing::Seed() << " round " << round);
+    INFO("seed " << stretto::testing::Seed() << " round " << round);
     const auto device = MakeDevice(round % 2 == 0 ? "cpu" : "reference");
     TestModel model(*device, test.config, DType::kF32, kLength, test.parameters);
     const Outcome shared = Run(model, Pack(test.groups, true), {});
@@ -152,7 +152,7 @@ TEST_CASE("gradients through a shared prompt are those of separate copies") {
 }
 
 TEST_CASE("the gradient of the entropy agrees with finite differences") {
-  PhiloxStream random(testing::Seed(), 5);
+  PhiloxStream random(stretto::testing::Seed(), 5);
   const Case test(random);
   const auto device = MakeDevice("reference");
   const PackedBatch batch = Pack(test.groups, true);

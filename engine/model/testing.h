@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bfloat16.h"
 #include "base/philox.h"
 #include "engine/device/device.h"
 #include "engine/model/packed_pass.h"
