@@ -48,14 +48,6 @@ struct ServedWeights {
   std::string hash;
 };
 
-// What a swap of weights does to the rollouts that are running (contracts: "Weights under a running
-// rollout"). Requests that have computed nothing yet always take the new weights.
-enum class SwapPolicy {
-  kFinish,     // they end on their version; its weights stay until then
-  kRecompute,  // their KV is computed again under the new weights
-  kKeep,       // their KV stays as it is
-};
-
 struct EngineOptions {
   // Memory for keys and values: num_kv_blocks if positive, else kv_cache_bytes.
   int64_t kv_cache_bytes = int64_t{256} << 20;
@@ -102,8 +94,8 @@ class InferenceEngine {
 
   // One step for up to max_tokens_per_step rows. Blocks for the computation. The events are valid
   // until the next call. Empty when there is nothing to do or the engine is paused (events of
-  // cancellations still come). An error is the device's and final for the requests that were
-  // running: they end with kError.
+  // cancellations still come). A request whose logits are not finite ends with kError; the others
+  // go on.
   virtual absl::Span<const Event> Step() = 0;
 
   // Ends a request in whatever state it is; its held-back tokens and kFinished(kAborted) come with

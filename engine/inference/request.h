@@ -67,6 +67,14 @@ struct Request {
   bool want_text = false;  // fill Event::text (needs an engine with a TextDecoder)
 };
 
+// What a swap of weights does to the rollouts that are running (contracts: "Weights under a running
+// rollout"). Requests that have written no token yet always start over with the new weights.
+enum class SwapPolicy {
+  kFinish,     // they end on their version; its weights stay until then
+  kRecompute,  // their KV is computed again under the new weights
+  kKeep,       // their KV stays as it is
+};
+
 enum class FinishReason {
   kStop,     // a stop id, EOS or a stop string
   kLength,   // max_tokens or the end of the context

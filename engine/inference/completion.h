@@ -1,0 +1,67 @@
+// One completion on its way through the engine: the request, the sequence that the scheduler moves,
+// and what has been reported of it. It decides when the completion ends and which events that
+// gives.
+//
+// A token is reported once it is certain to stay: at once, or, with stop strings, when no stop
+// string that may still be completed would cut it off.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "engine/device/device.h"
+#include "engine/inference/engine.h"
+#include "engine/inference/request.h"
+#include "engine/inference/scheduler.h"
+#include "engine/inference/stop_watcher.h"
+
+namespace stretto::engine {
+class Completion : public Sequence {
+ public:
+  // `max_size`: tokens that prompt and completion may reach. `eos_ids` must outlive the completion.
+  Completion(Request request, int32_t max_size, absl::Span<const int32_t> eos_ids,
+             const TextDecoderFactory& text_decoder);
+
+  uint64_t id() const { return request_.id; }
+  const Request& request() const { return request_; }
+  int32_t num_prompt() const { return num_prompt_; }
+  int32_t num_tokens() const { return size() - num_prompt_; }
+  // The draw of the next token.
+  float NextUniform() const;
+  // Whether stop ids must not be drawn yet.
+  bool MasksStopIds() const { return num_tokens() < request_.sampling.min_tokens; }
+
+  // Why the forced prefix alone ends the completion, if it does.
+  std::optional<FinishReason> EndsAtStart() const;
+  // The token that was appended last. Reports what became certain; returns why the completion ends,
+  // if it does.
+  std::optional<FinishReason> Accept(const Sampled& sampled, int64_t version,
+                                     std::vector<Event>& events);
+  // Reports what was held back, then the end.
+  void Finish(FinishReason reason, absl::Status status, std::vector<Event>& events);
+
+ private:
+  struct Drawn {
+    Sampled sampled;
+    int64_t version;
+  };
+  bool IsStopId(int32_t token) const;
+  bool WatchText(int32_t token);
+  void Report(int32_t num_certain, std::vector<Event>& events);
+  std::string TakeText();
+
+  Request request_;  // without its ids: they are in `tokens`
+  int32_t num_prompt_;
+  int32_t num_forced_;
+  absl::Span<const int32_t> eos_ids_;
+  std::unique_ptr<TextDecoder> decoder_;  // if text or stop strings are wanted
+  std::unique_ptr<StopWatcher> watcher_;  // if there are stop strings
+  std::vector<Drawn> held_back_;          // tokens [num_reported_, …)
+  int32_t num_reported_;                  // of the completion, forced prefix included
+  std::string text_;                      // certain, not reported; without a watcher
+  size_t text_reported_ = 0;              // bytes; with a watcher
+};
+}  // namespace stretto::engine

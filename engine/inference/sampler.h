@@ -1,0 +1,54 @@
+// Draws the next tokens of a step from its logits. Most rows go straight to Device::Sample, all in
+// one call; rows whose logits a parameter changes (bias, penalties, the mask of stop ids) pass
+// through the host one by one.
+//
+// Not thread-safe; owns scratch memory of the device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/device/device.h"
+#include "engine/inference/request.h"
+
+namespace stretto::engine {
+// Row r of the logits: what its next token is drawn from.
+struct SampleRequest {
+  const SamplingParams* params = nullptr;
+  float uniform = 0;                 // in [0, 1)
+  absl::Span<const int32_t> tokens;  // prompt and completion so far
+  int32_t num_prompt = 0;
+  bool mask_stop_ids = false;  // no stop id and, unless ignore_eos, no EOS may be drawn
+};
+
+class Sampler {
+ public:
+  static absl::StatusOr<std::unique_ptr<Sampler>> Create(Device& device, int64_t vocab_size,
+                                                         std::vector<int32_t> eos_ids);
+
+  // One token a request from logits_BV, whose rows stay as they are. `logprob` is that of the raw
+  // logits over the temperature in every case. Blocking.
+  void Sample(Stream& stream, const Tensor& logits_BV, absl::Span<const SampleRequest> requests,
+              absl::Span<Sampled> sampled);
+
+ private:
+  Sampler(Device& device, int64_t vocab_size, std::vector<int32_t> eos_ids)
+      : device_(device), vocab_size_(vocab_size), eos_ids_(std::move(eos_ids)) {}
+  void SampleChanged(Stream& stream, const Tensor& logits_1V, const SampleRequest& request,
+                     const SamplingRow& row, Sampled* sampled);
+  void ChangeLogits(const SampleRequest& request);
+  void Penalize(const SampleRequest& request);
+
+  Device& device_;
+  int64_t vocab_size_;
+  std::vector<int32_t> eos_ids_;
+  Buffer scratch_;
+  Tensor changed_V_, target_1_, logprob_1_;
+  std::vector<float> host_V_;
+  std::vector<int32_t> counts_V_;  // zero between calls
+  std::vector<SamplingRow> rows_B_;
+};
+}  // namespace stretto::engine

@@ -1,0 +1,244 @@
+// A million random operations on schedulers of random, mostly tiny sizes, against a simple model of
+// what must hold: every step makes progress, nobody is admitted past who waits for blocks, every
+// context holds the right keys and values (KvOracle), weights are those that the swap policy
+// promises, every request ends once, and at the end no block is missing.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "base/testing.h"
+#include "engine/inference/kv_oracle.h"
+#include "engine/inference/scheduler.h"
+
+namespace stretto::engine {
+namespace {
+class Fuzzer {
+ public:
+  Fuzzer(PhiloxStream& random, const SchedulerOptions& options)
+      : random_(random),
+        options_(options),
+        scheduler_(options, RootKey("weights", 0)),
+        oracle_(options.num_blocks) {}
+
+  void Operate() {
+    const uint64_t what = random_.Below(100);
+    if (what < 22) {
+      Submit();
+    } else if (what < 27) {
+      Cancel();
+    } else if (what < 28) {
+      Swap();
+    } else if (what < 29) {
+      scheduler_.FlushPrefixCache();
+    } else if (what < (paused_ ? 60 : 30)) {
+      paused_ = !paused_;
+    } else if (!paused_) {
+      Step();
+    }
+  }
+
+  // Ends everything. Returns whether that took no more steps than a scheduler without starvation
+  // needs.
+  void Drain() {
+    int64_t steps_allowed = 16;
+    for (const auto& [s, expected] : live_) steps_allowed += 2 * s->max_tokens;
+    while (scheduler_.has_work()) {
+      Step();
+      REQUIRE(--steps_allowed > 0);
+    }
+    REQUIRE(live_.empty());
+    REQUIRE(scheduler_.pool().num_used() == 0);
+    scheduler_.CheckInvariants();
+  }
+
+  int64_t num_finished = 0, num_cancelled = 0, num_refused = 0, num_preempted = 0, num_forked = 0,
+          num_cached = 0, num_copied = 0;
+
+ private:
+  struct Expected {
+    std::unique_ptr<Sequence> sequence;
+    int32_t epoch;
+  };
+
+  void Submit() {
+    // Few prompts, so that prefixes are shared; lengths around the edges of blocks.
+    const int32_t prompt = static_cast<int32_t>(random_.Below(3));
+    const int32_t max_prompt = static_cast<int32_t>(random_.Below(8) == 0 ? 200 : 40);
+    const int32_t size = 1 + static_cast<int32_t>(random_.Below(max_prompt));
+    const int32_t more = 1 + static_cast<int32_t>(random_.Below(random_.Below(4) == 0 ? 200 : 40));
+    const bool resumed = random_.Below(8) == 0;
+    const size_t num_samples = resumed ? 1 : 1 + random_.Below(4) * random_.Below(2);
+    const int32_t priority = random_.Below(10) == 0 ? 1 : 0;
+    std::vector<std::unique_ptr<Sequence>> owned;
+    std::vector<Sequence*> group;
+    for (size_t i = 0; i < num_samples; ++i) {
+      auto s = std::make_unique<Sequence>();
+      for (int32_t t = 0; t < size; ++t) s->tokens.push_back((t * 7 + prompt * (t / 20)) % 50);
+      s->max_tokens = size + more;
+      s->priority = priority;
+      s->resumed = resumed;
+      group.push_back(s.get());
+      owned.push_back(std::move(s));
+    }
+    const int64_t waiting = scheduler_.num_waiting();
+    const absl::Status status = scheduler_.Submit(group);
+    if (!status.ok()) {
+      ++num_refused;
+      const bool too_large = (size + more - 1 + 15) / 16 > options_.num_blocks;
+      REQUIRE(absl::IsInvalidArgument(status) == too_large);
+      REQUIRE(scheduler_.num_waiting() == waiting);
+      return;
+    }
+    for (auto& s : owned) {
+      Sequence* key = s.get();
+      live_.emplace(key, Expected{std::move(s), epoch_});
+    }
+  }
+
+  void Cancel() {
+    if (live_.empty()) return;
+    auto it = live_.begin();
+    std::advance(it, static_cast<int64_t>(random_.Below(std::min<size_t>(live_.size(), 20))));
+    scheduler_.Remove(it->first);
+    live_.erase(it);
+    ++num_cancelled;
+  }
+
+  void Swap() {
+    const auto policy = static_cast<SwapPolicy>(random_.Below(3));
+    epoch_ = scheduler_.SetWeights(RootKey("weights", epoch_ + 1), policy);
+    for (auto& [s, expected] : live_) {
+      if (policy != SwapPolicy::kFinish || !s->wrote_tokens()) expected.epoch = epoch_;
+      if (policy == SwapPolicy::kRecompute) REQUIRE(s->state != SequenceState::kRunning);
+    }
+  }
+
+  void Step() {
+    if (!scheduler_.has_work()) return;
+    const StepPlan& plan = scheduler_.Plan();
+    REQUIRE(!plan.empty());
+    REQUIRE(plan.num_rows <= options_.max_tokens_per_step);
+    CheckOrder(plan);
+    REQUIRE(oracle_.Apply(plan));
+    num_preempted += plan.num_preempted;
+    num_copied += static_cast<int64_t>(plan.copy_from.size());
+    scheduler_.Commit();
+    std::vector<Sequence*> ended;
+    for (const PlannedRows& rows : plan.rows) {
+      Sequence* s = rows.sequence;
+      REQUIRE(s->epoch == live_.at(s).epoch);
+      num_forked += rows.fork_of >= 0 ? 1 : 0;
+      num_cached += rows.fork_of < 0 && rows.begin > 0 && rows.begin == s->num_cached ? 1 : 0;
+      if (!rows.samples) continue;
+      scheduler_.Append(s, static_cast<int32_t>(random_.Below(50)));
+      if (s->size() == s->max_tokens || random_.Below(80) == 0) ended.push_back(s);
+    }
+    for (Sequence* s : ended) {
+      scheduler_.Remove(s);
+      REQUIRE(live_.erase(s) == 1);
+      ++num_finished;
+    }
+    if (random_.Below(64) == 0) scheduler_.CheckInvariants();
+  }
+
+  // Whoever was admitted in this step stands before all that still wait, but for members of groups
+  // whose prompt is being computed.
+  void CheckOrder(const StepPlan& plan) {
+    const auto before = [](const Sequence* a, const Sequence* b) {
+      return std::tuple(-a->priority, !a->resumed, a->arrival) <
+             std::tuple(-b->priority, !b->resumed, b->arrival);
+    };
+    std::set<uint64_t> running_groups;
+    std::set<const Sequence*> running;
+    for (const auto& [s, expected] : live_) {
+      if (s->state != SequenceState::kRunning) continue;
+      running.insert(s);
+      if (s->group != 0) running_groups.insert(s->group);
+    }
+    for (const PlannedRows& rows : plan.rows) {
+      const Sequence* admitted = rows.sequence;
+      if (rows.fork_of >= 0 || ran_.count(admitted) > 0) continue;
+      for (const auto& [s, expected] : live_) {
+        if (s->state == SequenceState::kRunning || !before(s, admitted)) continue;
+        REQUIRE(running_groups.count(s->group) > 0);
+      }
+    }
+    ran_ = std::move(running);
+  }
+
+  PhiloxStream& random_;
+  SchedulerOptions options_;
+  Scheduler scheduler_;
+  KvOracle oracle_;
+  std::map<Sequence*, Expected> live_;
+  std::set<const Sequence*> ran_;  // in the last step
+  int32_t epoch_ = 0;
+  bool paused_ = false;
+};
+
+SchedulerOptions RandomOptions(PhiloxStream& random) {
+  SchedulerOptions options;
+  options.num_blocks = 1 + static_cast<int32_t>(random.Below(random.Below(2) == 0 ? 8 : 60));
+  options.max_running = 1 + static_cast<int32_t>(random.Below(10));
+  options.max_tokens_per_step = options.max_running + static_cast<int32_t>(random.Below(80));
+  options.max_queued = 1 + static_cast<int64_t>(random.Below(60));
+  options.max_queued_tokens = 100 + static_cast<int64_t>(random.Below(5000));
+  options.prefix_cache = random.Below(4) != 0;
+  return options;
+}
+}  // namespace
+
+TEST_CASE("a million operations keep every invariant of the scheduler") {
+  INFO("seed " << testing::Seed());
+  PhiloxStream random(testing::Seed());
+  int64_t finished = 0, cancelled = 0, refused = 0, preempted = 0, forked = 0, cached = 0,
+          copied = 0;
+  constexpr int kRounds = 200, kOperations = 5000;
+  for (int round = 0; round < kRounds; ++round) {
+    INFO("round " << round);
+    Fuzzer fuzzer(random, RandomOptions(random));
+    for (int i = 0; i < kOperations; ++i) fuzzer.Operate();
+    fuzzer.Drain();
+    finished += fuzzer.num_finished;
+    cancelled += fuzzer.num_cancelled;
+    refused += fuzzer.num_refused;
+    preempted += fuzzer.num_preempted;
+    forked += fuzzer.num_forked;
+    cached += fuzzer.num_cached;
+    copied += fuzzer.num_copied;
+  }
+  // The fuzzer reaches every corner.
+  INFO("finished " << finished << " cancelled " << cancelled << " refused " << refused
+                   << " preempted " << preempted << " forked " << forked << " cached " << cached
+                   << " copied " << copied);
+  CHECK(finished > 10000);
+  CHECK(cancelled > 1000);
+  CHECK(refused > 1000);
+  CHECK(preempted > 1000);
+  CHECK(forked > 1000);
+  CHECK(cached > 1000);
+  CHECK(copied > 1000);
+}
+
+TEST_CASE("the oracle of keys and values sees a missing copy") {
+  SchedulerOptions options;
+  options.num_blocks = 8;
+  Scheduler scheduler(options, RootKey("weights", 0));
+  KvOracle oracle(options.num_blocks);
+  Sequence a, b;
+  for (Sequence* s : {&a, &b}) {
+    s->tokens.assign(20, 3);
+    s->max_tokens = 30;
+  }
+  REQUIRE_OK(scheduler.Submit({&a, &b}));
+  REQUIRE(oracle.Apply(scheduler.Plan()));
+  scheduler.Commit();
+  scheduler.Append(&a, 1);
+  scheduler.Append(&b, 2);
+  const StepPlan& plan = scheduler.Plan();
+  REQUIRE(plan.copy_from.size() == 1);
+  CHECK(!oracle.Apply(plan, /*copy=*/false));
+}
+}  // namespace stretto::engine

@@ -1,0 +1,124 @@
+#include "engine/inference/validation.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace stretto::engine {
+namespace {
+absl::Status Invalid(absl::string_view field, float value, absl::string_view expected) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ": expected ", expected));
+}
+
+absl::Status ValidateIds(absl::string_view field, const std::vector<int32_t>& ids,
+                         const RequestLimits& limits) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && ids[i] < limits.vocab_size) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, "[", i, "] is ", ids[i], ": expected a token id in [0, ", limits.vocab_size, ")"));
+  }
+  return absl::OkStatus();
+}
+
+// The negated comparisons refuse NaN as well.
+absl::Status ValidateDistribution(const SamplingParams& p) {
+  if (!(p.temperature >= 0 && p.temperature <= 100)) {
+    return Invalid("temperature", p.temperature, "a number in [0, 100]");
+  }
+  if (p.temperature > 0 && p.temperature < 1e-4f) {
+    return Invalid("temperature", p.temperature, "0 (greedy) or at least 1e-4");
+  }
+  if (p.top_k < 0) return Invalid("top_k", static_cast<float>(p.top_k), "0 (off) or more");
+  if (!(p.top_p > 0 && p.top_p <= 1)) return Invalid("top_p", p.top_p, "a number in (0, 1]");
+  if (!(p.min_p >= 0 && p.min_p <= 1)) return Invalid("min_p", p.min_p, "a number in [0, 1]");
+  return absl::OkStatus();
+}
+
+absl::Status ValidatePenalties(const SamplingParams& p, const RequestLimits& limits) {
+  if (!(p.repetition_penalty > 0 && p.repetition_penalty <= 100)) {
+    return Invalid("repetition_penalty", p.repetition_penalty, "a number in (0, 100]");
+  }
+  if (!(std::fabs(p.presence_penalty) <= 100)) {
+    return Invalid("presence_penalty", p.presence_penalty, "a number in [-100, 100]");
+  }
+  if (!(std::fabs(p.frequency_penalty) <= 100)) {
+    return Invalid("frequency_penalty", p.frequency_penalty, "a number in [-100, 100]");
+  }
+  for (const auto& [token, bias] : p.logit_bias) {
+    RETURN_IF_ERROR(ValidateIds("logit_bias token", {token}, limits));
+    if (!(std::fabs(bias) <= 1e6f)) {
+      return Invalid("logit_bias", bias, "a number in [-1e6, 1e6]");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Whether `s` is well-formed UTF-8 (Unicode 15, table 3-7).
+bool IsUtf8(absl::string_view s) {
+  for (size_t i = 0; i < s.size();) {
+    const auto byte = [&](size_t j) { return j < s.size() ? static_cast<uint8_t>(s[j]) : 0u; };
+    const uint32_t first = byte(i);
+    const size_t size = first < 0x80   ? 1
+                        : first < 0xC2 ? 0
+                        : first < 0xE0 ? 2
+                        : first < 0xF0 ? 3
+                        : first < 0xF5 ? 4
+                                       : 0;
+    if (size == 0) return false;
+    for (size_t j = 1; j < size; ++j) {
+      if ((byte(i + j) & 0xC0) != 0x80) return false;
+    }
+    if ((first == 0xE0 && byte(i + 1) < 0xA0) || (first == 0xED && byte(i + 1) > 0x9F) ||
+        (first == 0xF0 && byte(i + 1) < 0x90) || (first == 0xF4 && byte(i + 1) > 0x8F)) {
+      return false;
+    }
+    i += size;
+  }
+  return true;
+}
+
+absl::Status ValidateStops(const Request& request, const RequestLimits& limits) {
+  const SamplingParams& p = request.sampling;
+  RETURN_IF_ERROR(ValidateIds("stop_ids", p.stop_ids, limits));
+  if (!limits.has_text && (request.want_text || !p.stop_strings.empty())) {
+    return absl::InvalidArgumentError(
+        "text and stop strings need a tokenizer, which this engine doesn't have: use stop_ids");
+  }
+  if (p.stop_strings.size() > kMaxStopStrings) {
+    return absl::InvalidArgumentError(absl::StrCat("stop_strings has ", p.stop_strings.size(),
+                                                   " entries: expected up to ", kMaxStopStrings));
+  }
+  for (const std::string& s : p.stop_strings) {
+    if (s.empty() || s.size() > kMaxStopStringBytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a stop string has ", s.size(), " bytes: expected 1 to ", kMaxStopStringBytes));
+    }
+    if (!IsUtf8(s)) return absl::InvalidArgumentError("a stop string isn't valid UTF-8");
+  }
+  return absl::OkStatus();
+}
+}  // namespace
+
+absl::Status ValidateRequest(const Request& request, const RequestLimits& limits) {
+  const SamplingParams& p = request.sampling;
+  if (request.prompt_ids.empty()) {
+    return absl::InvalidArgumentError("the prompt is empty: expected at least one token");
+  }
+  RETURN_IF_ERROR(ValidateIds("prompt_ids", request.prompt_ids, limits));
+  RETURN_IF_ERROR(ValidateIds("forced_prefix", request.forced_prefix, limits));
+  if (static_cast<int64_t>(request.prompt_ids.size()) >= limits.max_context) {
+    return absl::InvalidArgumentError(absl::StrCat("the prompt has ", request.prompt_ids.size(),
+                                                   " tokens, which leaves no room in a context of ",
+                                                   limits.max_context));
+  }
+  if (p.max_tokens < 0 || p.min_tokens < 0 || (p.max_tokens > 0 && p.min_tokens > p.max_tokens)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "min_tokens is ", p.min_tokens, " and max_tokens ", p.max_tokens,
+        ": expected 0 <= min_tokens <= max_tokens (max_tokens 0: what the context leaves)"));
+  }
+  RETURN_IF_ERROR(ValidateDistribution(p));
+  RETURN_IF_ERROR(ValidatePenalties(p, limits));
+  return ValidateStops(request, limits);
+}
+}  // namespace stretto::engine
