@@ -1,0 +1,155 @@
+// For tests of the engine: a small random model on any backend, and a driver that runs requests to
+// their end and collects what was reported.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/bfloat16.h"
+#include "base/check.h"
+#include "base/testing.h"
+#include "engine/inference/engine.h"
+#include "engine/model/transformer.h"
+
+namespace stretto::engine::testing {
+struct ModelShape {
+  int64_t vocab_size = 61, hidden_size = 32, intermediate_size = 48, num_layers = 2;
+  int64_t num_heads = 4, num_kv_heads = 2, head_dim = 8;
+  int64_t max_context = 256;
+};
+
+struct Model {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Transformer> transformer;
+
+  // The same seed gives the same weights on every backend.
+  std::shared_ptr<const ModelWeights> Weights(uint64_t seed) const {
+    const auto stream = device->CreateStream();
+    const ParameterReader reader = [seed](const Parameter& p, DType dtype, void* dst) {
+      PhiloxStream random(seed, std::hash<std::string>()(p.spec.name));
+      const bool norm = p.spec.name.find("norm") != std::string::npos;
+      const bool embedding = p.spec.name.find("embed") != std::string::npos;
+      const double scale = embedding ? 0.35 : 1.5 / std::sqrt(static_cast<double>(p.view.cols));
+      for (int64_t i = 0; i < p.view.size(); ++i) {
+        const auto value = static_cast<float>(norm ? 1.0 + 0.1 * random.NextGaussian()
+                                                   : scale * random.NextGaussian());
+        if (dtype == DType::kF32) {
+          static_cast<float*>(dst)[i] = value;
+        } else {
+          static_cast<uint16_t*>(dst)[i] = F32ToBf16(value);
+        }
+      }
+      return absl::OkStatus();
+    };
+    auto weights = ModelWeights::Load(*device, *stream, transformer->config(),
+                                      transformer->options().dtype, reader);
+    STRETTO_CHECK(weights.ok());
+    return std::move(*weights);
+  }
+  ServedWeights Served(uint64_t seed) const {
+    return {Weights(seed), static_cast<int64_t>(seed), "hash" + std::to_string(seed)};
+  }
+  std::unique_ptr<InferenceEngine> Engine(const EngineOptions& options, uint64_t seed = 1) const {
+    auto engine = InferenceEngine::Create(*transformer, Served(seed), options);
+    STRETTO_CHECK_MSG(engine.ok(), ::stretto::testing::StatusText(engine).c_str());
+    return std::move(*engine);
+  }
+};
+
+inline Model MakeModel(const std::string& backend, int num_threads, DType dtype,
+                       const ModelShape& shape = {}) {
+  Model model;
+  DeviceOptions device_options;
+  device_options.backend = backend;
+  device_options.num_threads = num_threads;
+  auto device = CreateDevice(device_options);
+  STRETTO_CHECK(device.ok());
+  model.device = std::move(*device);
+  ModelConfig config;
+  config.vocab_size = shape.vocab_size;
+  config.hidden_size = shape.hidden_size;
+  config.intermediate_size = shape.intermediate_size;
+  config.num_layers = shape.num_layers;
+  config.num_heads = shape.num_heads;
+  config.num_kv_heads = shape.num_kv_heads;
+  config.head_dim = shape.head_dim;
+  config.max_position_embeddings = shape.max_context;
+  config.tie_word_embeddings = true;
+  auto transformer = Transformer::Create(*model.device, config, {dtype, shape.max_context});
+  STRETTO_CHECK_MSG(transformer.ok(), ::stretto::testing::StatusText(transformer).c_str());
+  model.transformer = std::move(*transformer);
+  return model;
+}
+
+// What was reported of one request.
+struct Result {
+  std::vector<int32_t> ids;
+  std::vector<float> logprobs, sampling_logprobs;
+  std::vector<int64_t> versions;
+  std::string text;
+  int num_ends = 0;
+  Event end;
+
+  // Equal ids and bitwise equal log-probs.
+  bool SameBits(const Result& other) const {
+    return ids == other.ids && Same(logprobs, other.logprobs) &&
+           Same(sampling_logprobs, other.sampling_logprobs) && end.reason == other.end.reason;
+  }
+  static bool Same(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  }
+};
+using Results = std::map<uint64_t, Result>;
+
+inline void Collect(absl::Span<const Event> events, Results& results) {
+  for (const Event& event : events) {
+    Result& result = results[event.request_id];
+    result.text += event.text;
+    if (event.kind == Event::Kind::kFinished) {
+      result.end = event;
+      ++result.num_ends;
+      continue;
+    }
+    STRETTO_CHECK(result.num_ends == 0);
+    result.ids.push_back(event.token);
+    result.logprobs.push_back(event.logprob);
+    result.sampling_logprobs.push_back(event.sampling_logprob);
+    result.versions.push_back(event.version);
+  }
+}
+
+inline void RunToEnd(InferenceEngine& engine, Results& results) {
+  while (engine.HasWork()) Collect(engine.Step(), results);
+}
+
+inline Result RunAlone(InferenceEngine& engine, const Request& request) {
+  STRETTO_CHECK_MSG(engine.Submit(request).ok(), "submit");
+  Results results;
+  RunToEnd(engine, results);
+  return results.at(request.id);
+}
+
+inline Request RandomRequest(PhiloxStream& random, uint64_t id, int64_t vocab_size) {
+  Request r;
+  r.id = id;
+  r.draw = {random.NextU64(), random.Below(100), static_cast<uint32_t>(random.Below(8))};
+  const size_t num_prompt = 1 + random.Below(60);
+  for (size_t i = 0; i < num_prompt; ++i) {
+    r.prompt_ids.push_back(static_cast<int32_t>(random.Below(static_cast<uint64_t>(vocab_size))));
+  }
+  SamplingParams& p = r.sampling;
+  p.max_tokens = 1 + static_cast<int32_t>(random.Below(40));
+  p.temperature = random.Below(4) == 0 ? 0.0f : 0.5f + static_cast<float>(random.NextDouble());
+  if (random.Below(3) == 0) p.top_k = 1 + static_cast<int32_t>(random.Below(20));
+  if (random.Below(3) == 0) p.top_p = 0.5f + 0.5f * static_cast<float>(random.NextDouble());
+  if (random.Below(4) == 0) p.min_p = 0.05f;
+  if (random.Below(4) == 0) p.repetition_penalty = 1.2f;
+  if (random.Below(4) == 0) p.stop_ids = {3};
+  if (random.Below(4) == 0) p.min_tokens = static_cast<int32_t>(random.Below(p.max_tokens + 1));
+  return r;
+}
+}  // namespace stretto::engine::testing

@@ -1,0 +1,223 @@
+// The promise of the engine as a property: a request's ids and log-probs have the same bits alone
+// and in any company, with any chunking, cache, preemption, group, thread count, and resumed
+// elsewhere.
+#include <catch2/catch.hpp>
+
+#include "engine/inference/inference_fixture.h"
+#include "engine/inference/score.h"
+
+namespace stretto::engine {
+namespace {
+using testing::MakeModel;
+using testing::Model;
+using testing::RandomRequest;
+using testing::Result;
+using testing::Results;
+using testing::RunAlone;
+
+struct Case {
+  Request request;
+  Result alone;  // computed in one piece, with nobody else and no cache
+};
+
+std::vector<Case> MakeCases(const Model& model, PhiloxStream& random, int count) {
+  EngineOptions options;
+  options.num_kv_blocks = 64;
+  options.max_running = 1;
+  options.prefix_cache = false;
+  options.eos_ids = {5};
+  const auto engine = model.Engine(options);
+  std::vector<Case> cases;
+  for (int i = 0; i < count; ++i) {
+    Request r =
+        RandomRequest(random, static_cast<uint64_t>(i), model.transformer->config().vocab_size);
+    // Some share a beginning.
+    if (i % 3 == 2) r.prompt_ids = cases.back().request.prompt_ids;
+    if (i % 6 == 5) r.prompt_ids.push_back(7);
+    Result alone = RunAlone(*engine, r);
+    cases.push_back({std::move(r), std::move(alone)});
+  }
+  return cases;
+}
+
+EngineOptions RandomOptions(PhiloxStream& random) {
+  EngineOptions options;
+  options.num_kv_blocks = 7 + static_cast<int64_t>(random.Below(random.Below(2) == 0 ? 8 : 100));
+  options.max_running = 1 + static_cast<int32_t>(random.Below(20));
+  options.max_tokens_per_step = options.max_running + static_cast<int32_t>(random.Below(100));
+  options.prefix_cache = random.Below(2) == 0;
+  options.eos_ids = {5};
+  return options;
+}
+
+// A request whose first tokens another engine wrote.
+Request Resumed(const Case& c, size_t num_tokens) {
+  Request r = c.request;
+  r.forced_prefix.assign(c.alone.ids.begin(),
+                         c.alone.ids.begin() + static_cast<int64_t>(num_tokens));
+  return r;
+}
+
+Result Tail(const Result& result, size_t from) {
+  Result tail = result;
+  const auto n = static_cast<int64_t>(from);
+  tail.ids.erase(tail.ids.begin(), tail.ids.begin() + n);
+  tail.logprobs.erase(tail.logprobs.begin(), tail.logprobs.begin() + n);
+  tail.sampling_logprobs.erase(tail.sampling_logprobs.begin(), tail.sampling_logprobs.begin() + n);
+  return tail;
+}
+
+// All requests at once, some resumed, arriving over time. Returns the number of those that differ.
+int CountDifferent(const Model& model, const std::vector<Case>& cases, PhiloxStream& random,
+                   EngineStats* stats) {
+  const auto engine = model.Engine(RandomOptions(random));
+  Results results;
+  std::vector<size_t> cut(cases.size(), 0);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    if (random.Below(3) == 0) cut[i] = random.Below(cases[i].alone.ids.size());
+    REQUIRE_OK(engine->Submit(Resumed(cases[i], cut[i])));
+    for (size_t steps = random.Below(3); steps > 0; --steps) Collect(engine->Step(), results);
+  }
+  RunToEnd(*engine, results);
+  *stats = engine->stats();
+  REQUIRE(stats->blocks_used == 0);
+  int different = 0;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    REQUIRE(results[i].num_ends == 1);
+    different += results[i].SameBits(Tail(cases[i].alone, cut[i])) ? 0 : 1;
+  }
+  return different;
+}
+
+void CheckSameBits(const std::string& backend, DType dtype, int num_cases, int num_rounds) {
+  PhiloxStream random(::stretto::testing::Seed());
+  INFO("seed " << ::stretto::testing::Seed() << ", " << backend << ", " << Name(dtype));
+  const std::vector<Case> cases = MakeCases(MakeModel(backend, 1, dtype), random, num_cases);
+  int64_t preempted = 0, cached = 0;
+  for (const int num_threads : {1, 2, 4}) {
+    const Model model = MakeModel(backend, num_threads, dtype);
+    for (int round = 0; round < num_rounds; ++round) {
+      INFO("threads " << num_threads << ", round " << round);
+      EngineStats stats;
+      REQUIRE(CountDifferent(model, cases, random, &stats) == 0);
+      preempted += stats.num_preemptions;
+      cached += stats.prompt_tokens_cached;
+    }
+  }
+  CHECK(preempted > 0);
+  CHECK(cached > 0);
+}
+}  // namespace
+
+TEST_CASE("same bits in every situation, cpu, f32") { CheckSameBits("cpu", DType::kF32, 40, 8); }
+TEST_CASE("same bits in every situation, cpu, bf16") { CheckSameBits("cpu", DType::kBF16, 40, 8); }
+TEST_CASE("same bits in every situation, reference") {
+  CheckSameBits("reference", DType::kF32, 20, 2);
+}
+
+TEST_CASE("negative control: other weights give other bits") {
+  PhiloxStream random(::stretto::testing::Seed());
+  const Model model = MakeModel("cpu", 1, DType::kBF16);
+  std::vector<Case> cases = MakeCases(model, random, 12);
+  for (Case& c : cases) c.alone.logprobs[0] = std::nextafter(c.alone.logprobs[0], 0.0f);
+  EngineStats stats;
+  PhiloxStream no_cuts = random;
+  const int different = CountDifferent(model, cases, no_cuts, &stats);
+  CHECK(different > 0);
+  EngineOptions options;
+  options.num_kv_blocks = 64;
+  const auto engine = model.Engine(options, /*seed=*/2);
+  int same = 0;
+  for (const Case& c : cases) same += RunAlone(*engine, c.request).SameBits(c.alone) ? 1 : 0;
+  CHECK(same == 0);
+}
+
+TEST_CASE("the samples of a group are those of single requests, and differ from one another") {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Model model = MakeModel("cpu", 2, dtype);
+    EngineOptions options;
+    options.num_kv_blocks = 100;
+    options.max_tokens_per_step = 64;
+    const auto alone = model.Engine(options);
+    for (const size_t num_prompt : {1, 15, 16, 17, 40, 100}) {
+      std::vector<Request> group(8);
+      for (size_t i = 0; i < group.size(); ++i) {
+        group[i].id = i;
+        group[i].prompt_ids.assign(num_prompt, 9);
+        group[i].draw = {1, 2, static_cast<uint32_t>(i)};
+        group[i].sampling.max_tokens = 30;
+      }
+      const auto engine = model.Engine(options);
+      Results results;
+      REQUIRE_OK(engine->SubmitGroup(group));
+      RunToEnd(*engine, results);
+      CHECK(engine->stats().prompt_tokens_computed == static_cast<int64_t>(num_prompt));
+      CHECK(engine->stats().blocks_used == 0);
+      for (size_t i = 0; i < group.size(); ++i) {
+        CHECK(results[i].SameBits(RunAlone(*alone, group[i])));
+        for (size_t j = 0; j < i; ++j) CHECK(results[i].ids != results[j].ids);
+      }
+    }
+  }
+}
+
+TEST_CASE("the scorer's log-probs are the generator's") {
+  PhiloxStream random(::stretto::testing::Seed());
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Model model = MakeModel("cpu", 2, dtype);
+    EngineOptions options;
+    options.num_kv_blocks = 200;
+    const auto engine = model.Engine(options);
+    const auto weights = model.Weights(1);
+    for (const int64_t rows : {1, 50, 1000}) {
+      std::vector<ScoreGroup> groups(5);
+      std::vector<std::vector<std::vector<float>>> expected(5);
+      for (size_t g = 0; g < groups.size(); ++g) {
+        Request r = RandomRequest(random, 0, model.transformer->config().vocab_size);
+        groups[g].prompt_ids = r.prompt_ids;
+        for (uint32_t i = 0; i < 4; ++i) {
+          Request sample;
+          sample.prompt_ids = r.prompt_ids;
+          sample.draw = {3, g, i};
+          sample.sampling.temperature = 0.8f;
+          sample.sampling.max_tokens = 1 + static_cast<int32_t>(random.Below(30));
+          const Result result = RunAlone(*engine, sample);
+          groups[g].completions.push_back(result.ids);
+          expected[g].push_back(result.logprobs);
+        }
+        groups[g].completions.emplace_back();
+        expected[g].emplace_back();
+      }
+      auto scorer = SequenceScorer::Create(*model.transformer, {rows, size_t{1} << 14});
+      REQUIRE_OK(scorer);
+      auto scored = (*scorer)->Score(*weights, groups, 0.8f);
+      REQUIRE_OK(scored);
+      for (size_t g = 0; g < groups.size(); ++g) {
+        REQUIRE((*scored)[g].size() == expected[g].size());
+        for (size_t c = 0; c < expected[g].size(); ++c) {
+          CHECK(Result::Same((*scored)[g][c], expected[g][c]));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("the scorer refuses what cannot be scored, naming it") {
+  const Model model = MakeModel("cpu", 1, DType::kF32);
+  const auto weights = model.Weights(1);
+  auto scorer = SequenceScorer::Create(*model.transformer, {});
+  REQUIRE_OK(scorer);
+  const auto refusal = [&](std::vector<int32_t> prompt, std::vector<int32_t> completion) {
+    const ScoreGroup groups[] = {{{1}, {{2}}}, {std::move(prompt), {std::move(completion)}}};
+    const auto scored = (*scorer)->Score(*weights, groups, 1.0f);
+    CHECK(absl::IsInvalidArgument(scored.status()));
+    return std::string(scored.status().message());
+  };
+  CHECK(refusal({}, {1}).find("group 1: the prompt is empty") != std::string::npos);
+  CHECK(refusal({1}, {61}).find("group 1, completion 0: token id 61") != std::string::npos);
+  CHECK(refusal({-1}, {1}).find("group 1, prompt: token id -1") != std::string::npos);
+  CHECK(refusal(std::vector<int32_t>(200, 1), std::vector<int32_t>(57, 1)).find("context of 256") !=
+        std::string::npos);
+  CHECK(absl::IsInvalidArgument((*scorer)->Score(*weights, {}, std::nanf("")).status()));
+}
+}  // namespace stretto::engine
