@@ -1,6 +1,13 @@
 # stretto_library(NAME SRCS … DEPS … [PRIVATE_DEPS …]): a static library of one folder.
 # stretto_binary(NAME SRCS … DEPS …): a program, placed in build/bin.
 # stretto_test(NAME SRCS … DEPS … [LABELS …] [TIMEOUT s]): a Catch2 program, registered with CTest.
+# stretto_fuzz(NAME SRCS … DEPS … CORPUS folder): a target with LLVMFuzzerTestOneInput. Under the
+#   preset `fuzz` it is a libFuzzer program; else a test (label fuzz) that replays the corpus and
+#   some thousand seeded mutations of it.
+if(STRETTO_FUZZ)
+  target_compile_options(stretto_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
 function(stretto_library name)
   cmake_parse_arguments(A "" "" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(${name} STATIC ${A_SRCS})
@@ -28,4 +35,22 @@ function(stretto_test name)
     set(A_TIMEOUT 120)
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}")
+endfunction()
+
+function(stretto_fuzz name)
+  if(NOT STRETTO_BUILD_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(A "" "CORPUS" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${A_SRCS})
+  target_link_libraries(${name} PRIVATE stretto_flags ${A_DEPS})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  if(STRETTO_FUZZ)
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+    return()
+  endif()
+  target_sources(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests/fuzz/standalone_main.cc)
+  target_link_libraries(${name} PRIVATE stretto_base)
+  add_test(NAME ${name} COMMAND ${name} ${CMAKE_CURRENT_SOURCE_DIR}/${A_CORPUS})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS fuzz)
 endfunction()

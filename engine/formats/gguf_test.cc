@@ -10,6 +10,7 @@
 #include "base/testing.h"
 #include "engine/formats/model_files.h"
 #include "engine/formats/safetensors.h"
+#include "engine/formats/testing/exercise.h"
 #include "engine/formats/testing/gguf_builder.h"
 
 namespace stretto::engine {

@@ -5,12 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <utility>
 #include <vector>
-
-#include "base/check.h"
-#include "engine/formats/gguf.h"
-#include "engine/formats/model_files.h"
 
 namespace stretto::engine::testing {
 class GgufBuilder {
@@ -90,28 +85,4 @@ class GgufBuilder {
   size_t num_data_bytes_ = 0;
   std::vector<uint8_t> keys_, tensors_;
 };
-
-// Reads every row of every tensor, in both types.
-inline void ExerciseTensors(const TensorSource& source) {
-  for (const TensorInfo& info : source.tensors()) {
-    if (!IsReadable(info.type)) continue;
-    std::vector<float> wide(static_cast<size_t>(NumElements(info)));
-    std::vector<uint16_t> narrow(wide.size());
-    STRETTO_CHECK(source.ReadAll(info.name, DType::kF32, wide.data()).ok());
-    STRETTO_CHECK(source.ReadAll(info.name, DType::kBF16, narrow.data()).ok());
-  }
-}
-
-// Takes a file that parsed through all that OpenModel does. A config that came out must survive the
-// way through its JSON.
-inline void ExerciseGguf(GgufFile file) {
-  (void)TokenizerFromGguf(file).ok();
-  auto config = ConfigFromGguf(file);
-  auto source = GgufTensors(std::move(file), config.ok() ? *config : ModelConfig{}, nullptr);
-  if (source.ok()) ExerciseTensors(**source);
-  if (!config.ok()) return;
-  if (source.ok() && config->num_layers < 100) (void)CheckShapes(*config, **source).ok();
-  const auto back = ParseHfConfig("x", ToHfConfigJson(*config, config->torch_dtype));
-  STRETTO_CHECK(back.ok());
-}
 }  // namespace stretto::engine::testing
