@@ -1,0 +1,84 @@
+#include "services/common/log.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_replace.h"
+#include "spdlog/sinks/basic_file_sink.h"
+#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/spdlog.h"
+
+namespace stretto::services {
+namespace {
+spdlog::level::level_enum ToSpdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+absl::StatusOr<spdlog::level::level_enum> ParseLevel(const std::string& text) {
+  if (text == "debug") return spdlog::level::debug;
+  if (text == "info") return spdlog::level::info;
+  if (text == "warning") return spdlog::level::warn;
+  if (text == "error") return spdlog::level::err;
+  return absl::InvalidArgumentError(
+      absl::StrCat("log level '", text, "': expected debug, info, warning or error"));
+}
+
+std::shared_ptr<spdlog::logger> MakeLogger(const std::string& name,
+                                           std::vector<spdlog::sink_ptr> sinks) {
+  auto logger = std::make_shared<spdlog::logger>(name, sinks.begin(), sinks.end());
+  // Times are UTC, so that the lines of different machines can be put side by side.
+  logger->set_formatter(std::make_unique<spdlog::pattern_formatter>(
+      "%Y-%m-%dT%H:%M:%S.%eZ %L %n] %v", spdlog::pattern_time_type::utc));
+  logger->flush_on(spdlog::level::info);
+  return logger;
+}
+
+// Replaced once by InitLogging, before other threads are started.
+std::shared_ptr<spdlog::logger>& Logger() {
+  static auto* logger = new std::shared_ptr<spdlog::logger>(
+      MakeLogger("stretto", {std::make_shared<spdlog::sinks::stderr_sink_mt>()}));
+  return *logger;
+}
+}  // namespace
+
+absl::Status InitLogging(const LogOptions& options) {
+  std::string text = options.level;
+  const char* environment = std::getenv("STRETTO_LOG");
+  if (text.empty()) text = environment != nullptr && *environment != '\0' ? environment : "info";
+  auto level = ParseLevel(text);
+  if (!level.ok()) return level.status();
+
+  std::vector<spdlog::sink_ptr> sinks = {std::make_shared<spdlog::sinks::stderr_sink_mt>()};
+  if (!options.file.empty()) {
+    try {
+      const auto folder = std::filesystem::path(options.file).parent_path();
+      if (!folder.empty()) std::filesystem::create_directories(folder);
+      sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file));
+    } catch (const std::exception& e) {
+      return absl::UnavailableError(absl::StrCat("log file ", options.file, ": ", e.what()));
+    }
+  }
+  Logger() = MakeLogger(options.name, std::move(sinks));
+  Logger()->set_level(*level);
+  return absl::OkStatus();
+}
+
+bool LogEnabled(LogLevel level) { return Logger()->should_log(ToSpdlog(level)); }
+
+void Log(LogLevel level, absl::string_view message) {
+  std::string line = absl::StrReplaceAll(message, {{"\r\n", " "}, {"\n", " "}});
+  Logger()->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
+}
+}  // namespace stretto::services
