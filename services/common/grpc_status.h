@@ -1,5 +1,5 @@
-// absl::Status is the error type of this program, grpc::Status that of the wire; their codes are the
-// same numbers.
+// absl::Status is the error type of this program, grpc::Status that of the wire; their codes are
+// the same numbers.
 #pragma once
 
 #include <string>

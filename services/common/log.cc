@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_replace.h"
 #include "spdlog/sinks/basic_file_sink.h"
 #include "spdlog/sinks/stdout_sinks.h"
@@ -39,8 +40,7 @@ std::shared_ptr<spdlog::logger> MakeLogger(const std::string& name,
                                            std::vector<spdlog::sink_ptr> sinks) {
   auto logger = std::make_shared<spdlog::logger>(name, sinks.begin(), sinks.end());
   // Times are UTC, so that the lines of different machines can be put side by side.
-  logger->set_formatter(std::make_unique<spdlog::pattern_formatter>(
-      "%Y-%m-%dT%H:%M:%S.%eZ %L %n] %v", spdlog::pattern_time_type::utc));
+  logger->set_pattern("%Y-%m-%dT%H:%M:%S.%eZ %L %n] %v", spdlog::pattern_time_type::utc);
   logger->flush_on(spdlog::level::info);
   return logger;
 }

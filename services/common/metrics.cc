@@ -16,7 +16,9 @@ struct Metrics::Impl {
   std::unique_ptr<prometheus::Exposer> exposer;
 };
 
-void Counter::Add(double value) const { static_cast<prometheus::Counter*>(impl_)->Increment(value); }
+void Counter::Add(double value) const {
+  static_cast<prometheus::Counter*>(impl_)->Increment(value);
+}
 void Gauge::Set(double value) const { static_cast<prometheus::Gauge*>(impl_)->Set(value); }
 void Gauge::Add(double value) const { static_cast<prometheus::Gauge*>(impl_)->Increment(value); }
 void Histogram::Observe(double value) const {
@@ -39,8 +41,7 @@ Gauge Metrics::gauge(const std::string& name, const std::string& help, const Lab
 Histogram Metrics::histogram(const std::string& name, const std::string& help,
                              const Labels& labels) {
   static const prometheus::Histogram::BucketBoundaries kSeconds = {
-      0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
-      0.5,    1,     2.5,    5,     10,   30,    60,   120};
+      0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120};
   return Histogram(&prometheus::BuildHistogram()
                         .Name(name)
                         .Help(help)

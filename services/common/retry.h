@@ -1,6 +1,6 @@
 // Repeating a call that another process could not take now. Only UNAVAILABLE and RESOURCE_EXHAUSTED
-// are repeated (protos/stretto/v1/common.proto); everything else is an answer. Waits are exponential
-// with full jitter, so that the members of a pool don't come back in step.
+// are repeated (protos/stretto/v1/common.proto); everything else is an answer. Waits are
+// exponential with full jitter, so that the members of a pool don't come back in step.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ class Backoff {
   int64_t bound_ms_ = 0;
 };
 
-// Calls `attempt` until it returns OK or something that is an answer, attempts are used up (the last
-// status), or `stop` is requested (CANCELLED with the last status' message). Blocks.
+// Calls `attempt` until it returns OK or something that is an answer, attempts are used up (the
+// last status), or `stop` is requested (CANCELLED with the last status' message). Blocks.
 absl::Status Retry(const RetryOptions& options, const StopSignal& stop,
                    const std::function<absl::Status()>& attempt);
 

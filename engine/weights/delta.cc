@@ -1,0 +1,230 @@
+#include "engine/weights/delta.h"
+
+#include <zstd.h>
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+
+namespace stretto::engine {
+namespace {
+enum Mode : uint8_t { kUnchanged = 0, kSparse = 1, kWhole = 2 };
+constexpr int kZstdLevel = 1;  // the streams are small; the encoder runs beside the training
+constexpr int kMaxVarintBytes = 10;
+
+absl::Status Corrupt(absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("delta: ", what));
+}
+
+void PutVarint(Bytes& out, uint64_t value) {
+  while (value >= 0x80) {
+    out.push_back(static_cast<uint8_t>(value | 0x80));
+    value >>= 7;
+  }
+  out.push_back(static_cast<uint8_t>(value));
+}
+
+bool GetVarint(absl::Span<const uint8_t>& in, uint64_t& value) {
+  value = 0;
+  for (int i = 0; i < kMaxVarintBytes && static_cast<size_t>(i) < in.size(); ++i) {
+    const uint64_t bits = in[i] & 0x7fu;
+    if (i == kMaxVarintBytes - 1 && bits > 1) return false;
+    value |= bits << (7 * i);
+    if (in[i] < 0x80) {
+      in.remove_prefix(i + 1);
+      return true;
+    }
+  }
+  return false;
+}
+
+uint64_t ZigZag(int64_t v) {
+  return (static_cast<uint64_t>(v) << 1) ^ static_cast<uint64_t>(v >> 63);
+}
+int64_t UnZigZag(uint64_t v) { return static_cast<int64_t>(v >> 1) ^ -static_cast<int64_t>(v & 1); }
+
+// Bits of a float of this width to its place on the grid, and back.
+template <class Word>
+int64_t ToGrid(Word bits) {
+  constexpr Word kSign = Word{1} << (sizeof(Word) * 8 - 1);
+  return (bits & kSign) != 0 ? static_cast<Word>(~bits) : static_cast<Word>(bits | kSign);
+}
+template <class Word>
+Word FromGrid(Word place) {
+  constexpr Word kSign = Word{1} << (sizeof(Word) * 8 - 1);
+  return (place & kSign) != 0 ? static_cast<Word>(place & ~kSign) : static_cast<Word>(~place);
+}
+
+template <class Word>
+Word LoadWord(absl::Span<const uint8_t> bytes, size_t index) {
+  Word word;
+  std::memcpy(&word, bytes.data() + index * sizeof(Word), sizeof(Word));
+  return word;
+}
+
+Bytes Compress(absl::Span<const uint8_t> raw, Bytes head) {
+  const size_t begin = head.size();
+  head.resize(begin + ZSTD_compressBound(raw.size()));
+  const size_t size =
+      ZSTD_compress(head.data() + begin, head.size() - begin, raw.data(), raw.size(), kZstdLevel);
+  STRETTO_CHECK(ZSTD_isError(size) == 0);
+  head.resize(begin + size);
+  return head;
+}
+
+// The frame must hold exactly `size` bytes; that is known before anything is allocated.
+absl::StatusOr<Bytes> Decompress(absl::Span<const uint8_t> frame, uint64_t size) {
+  if (ZSTD_getFrameContentSize(frame.data(), frame.size()) != size) {
+    return Corrupt("the compressed part has another size than its header says");
+  }
+  if (ZSTD_findFrameCompressedSize(frame.data(), frame.size()) != frame.size()) {
+    return Corrupt("the compressed part is cut off or followed by something else");
+  }
+  Bytes raw(size);
+  const size_t got = ZSTD_decompress(raw.data(), raw.size(), frame.data(), frame.size());
+  if (ZSTD_isError(got) != 0 || got != size) return Corrupt("the compressed part is damaged");
+  return raw;
+}
+
+template <class Word>
+Bytes EncodeSparse(absl::Span<const uint8_t> base, absl::Span<const uint8_t> next) {
+  Bytes gaps, steps;
+  uint64_t count = 0, expected = 0;
+  const size_t num_elements = base.size() / sizeof(Word);
+  constexpr size_t kBlock = 4096 / sizeof(Word);
+  for (size_t begin = 0; begin < num_elements; begin += kBlock) {
+    const size_t size = std::min(kBlock, num_elements - begin);
+    if (std::memcmp(base.data() + begin * sizeof(Word), next.data() + begin * sizeof(Word),
+                    size * sizeof(Word)) == 0) {
+      continue;
+    }
+    for (size_t i = begin; i < begin + size; ++i) {
+      const Word before = LoadWord<Word>(base, i), after = LoadWord<Word>(next, i);
+      if (before == after) continue;
+      PutVarint(gaps, i - expected);
+      PutVarint(steps, ZigZag(ToGrid(after) - ToGrid(before)));
+      expected = i + 1;
+      ++count;
+    }
+  }
+  Bytes head = {kSparse};
+  PutVarint(head, count);
+  PutVarint(head, gaps.size());
+  PutVarint(head, steps.size());
+  gaps.insert(gaps.end(), steps.begin(), steps.end());
+  return Compress(gaps, std::move(head));
+}
+
+template <class Word>
+absl::StatusOr<Bytes> ApplySparse(absl::Span<const uint8_t> base, absl::Span<const uint8_t> in) {
+  const uint64_t num_elements = base.size() / sizeof(Word);
+  uint64_t count = 0, gap_bytes = 0, step_bytes = 0;
+  if (!GetVarint(in, count) || !GetVarint(in, gap_bytes) || !GetVarint(in, step_bytes)) {
+    return Corrupt("its header is cut off");
+  }
+  if (count == 0 || count > num_elements) return Corrupt("an impossible number of changes");
+  const uint64_t limit = count * kMaxVarintBytes;
+  if (gap_bytes > limit || step_bytes > limit) return Corrupt("an impossible size");
+  ASSIGN_OR_RETURN(const Bytes raw, Decompress(in, gap_bytes + step_bytes));
+  absl::Span<const uint8_t> gaps(raw.data(), gap_bytes);
+  absl::Span<const uint8_t> steps(raw.data() + gap_bytes, step_bytes);
+
+  Bytes out(base.begin(), base.end());
+  uint64_t position = 0;
+  constexpr int64_t kGridSize = int64_t{1} << (sizeof(Word) * 8);
+  for (uint64_t i = 0; i < count; ++i) {
+    uint64_t gap = 0, zigzag = 0;
+    if (!GetVarint(gaps, gap) || !GetVarint(steps, zigzag)) return Corrupt("a change is cut off");
+    if (gap >= num_elements - position) return Corrupt("a change lies outside the tensor");
+    position += gap;
+    const int64_t step = UnZigZag(zigzag);
+    if (step == 0 || step <= -kGridSize || step >= kGridSize) return Corrupt("an impossible step");
+    const int64_t place = ToGrid(LoadWord<Word>(base, position)) + step;
+    if (place < 0 || place >= kGridSize) return Corrupt("a step leads off the grid");
+    const Word word = FromGrid(static_cast<Word>(place));
+    std::memcpy(out.data() + position * sizeof(Word), &word, sizeof(Word));
+    ++position;
+  }
+  if (!gaps.empty() || !steps.empty()) return Corrupt("more changes than it says");
+  return out;
+}
+
+bool IsUnchanged(absl::Span<const uint8_t> delta) {
+  return delta.size() == 1 && delta[0] == kUnchanged;
+}
+}  // namespace
+
+Bytes EncodeDelta(DType dtype, absl::Span<const uint8_t> base, absl::Span<const uint8_t> next) {
+  STRETTO_CHECK(base.size() == next.size() && base.size() % SizeOf(dtype) == 0);
+  if (base.empty() || std::memcmp(base.data(), next.data(), base.size()) == 0) return {kUnchanged};
+  Bytes sparse;
+  if (SizeOf(dtype) == 2) sparse = EncodeSparse<uint16_t>(base, next);
+  if (SizeOf(dtype) == 4) sparse = EncodeSparse<uint32_t>(base, next);
+  if (!sparse.empty() && sparse.size() < base.size() / 2) return sparse;
+  Bytes whole = Compress(next, {kWhole});
+  return sparse.empty() || whole.size() < sparse.size() ? whole : sparse;
+}
+
+absl::StatusOr<Bytes> ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
+                                 absl::Span<const uint8_t> delta) {
+  if (delta.empty()) return Corrupt("it is empty");
+  absl::Span<const uint8_t> in = delta.subspan(1);
+  switch (delta[0]) {
+    case kUnchanged:
+      if (!in.empty()) return Corrupt("bytes after the end");
+      return Bytes(base.begin(), base.end());
+    case kSparse:
+      if (SizeOf(dtype) == 2) return ApplySparse<uint16_t>(base, in);
+      if (SizeOf(dtype) == 4) return ApplySparse<uint32_t>(base, in);
+      return Corrupt("a sparse delta of a dtype that has none");
+    case kWhole:
+      return Decompress(in, base.size());
+    default:
+      return Corrupt(absl::StrCat("unknown mode ", delta[0]));
+  }
+}
+
+int64_t VersionDelta::NumBytes() const {
+  int64_t total = 0;
+  for (const SharedBytes& bytes : tensors) total += static_cast<int64_t>(bytes->size());
+  return total;
+}
+
+std::shared_ptr<const VersionDelta> EncodeVersionDelta(const WeightsVersion& base,
+                                                       const WeightsVersion& next) {
+  STRETTO_CHECK(SameTensors(base.manifest, next.manifest));
+  auto delta = std::make_shared<VersionDelta>();
+  delta->base_number = base.number;
+  delta->base_hash = base.hash;
+  delta->number = next.number;
+  delta->hash = next.hash;
+  for (size_t i = 0; i < base.tensors.size(); ++i) {
+    delta->tensors.push_back(std::make_shared<const Bytes>(
+        EncodeDelta(base.manifest[i].dtype, *base.tensors[i], *next.tensors[i])));
+  }
+  return delta;
+}
+
+absl::StatusOr<std::shared_ptr<const WeightsVersion>> ApplyVersionDelta(
+    const WeightsVersion& base, int64_t number, const std::string& hash, const Manifest& manifest,
+    absl::Span<const SharedBytes> deltas) {
+  if (!SameTensors(base.manifest, manifest) || deltas.size() != manifest.size()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("delta to version ", number, ": not the tensors of version ", base.number));
+  }
+  std::vector<SharedBytes> tensors;
+  for (size_t i = 0; i < deltas.size(); ++i) {
+    if (deltas[i] == nullptr) return Corrupt(absl::StrCat(manifest[i].name, ": missing"));
+    if (IsUnchanged(*deltas[i])) {
+      tensors.push_back(base.tensors[i]);
+      continue;
+    }
+    absl::StatusOr<Bytes> next = ApplyDelta(manifest[i].dtype, *base.tensors[i], *deltas[i]);
+    if (!next.ok()) return Annotate(next.status(), manifest[i].name);
+    tensors.push_back(std::make_shared<const Bytes>(*std::move(next)));
+  }
+  return VerifyVersion(number, hash, manifest, std::move(tensors));
+}
+}  // namespace stretto::engine

@@ -1,0 +1,53 @@
+// The lossless difference of two versions of a tensor. After a small optimizer step most bf16
+// elements are the same and the others moved by a few steps of the bf16 grid, so a delta is a list
+// of (position gap, signed number of grid steps), varint-coded and compressed.
+//
+// Grid: an element's bits are mapped to an integer that orders all values (negative NaNs, −inf, …,
+// −0, +0, …, +inf, NaNs) one grid point apart; the mapping is a bijection, so NaN payloads and the
+// sign of zero survive. bf16 and f16 have 2^16 grid points, f32 2^32.
+//
+// Bytes of a delta (integers little-endian, varints LEB128):
+//   u8 mode         0 unchanged · 1 sparse · 2 whole
+//   0: nothing more
+//   1: varint count · varint size of the gaps · varint size of the steps · zstd frame of
+//      gaps (varint each: first position, then position − previous − 1) and
+//      steps (varint each: zigzag of new − old, never 0)
+//   2: zstd frame of the new bytes
+// Encoding chooses the smaller of 1 and 2, so that any change of any dtype costs at most about the
+// tensor itself.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/weights/version.h"
+
+namespace stretto::engine {
+// `base` and `next` have the same size, a multiple of the element's. Pure.
+Bytes EncodeDelta(DType dtype, absl::Span<const uint8_t> base, absl::Span<const uint8_t> next);
+
+// `next` from `base` and a delta that may be anything: DATA_LOSS for bytes that no encoder writes,
+// or that are for another size; never more memory than a small multiple of the base. Pure.
+absl::StatusOr<Bytes> ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
+                                 absl::Span<const uint8_t> delta);
+
+// A whole version's difference.
+struct VersionDelta {
+  int64_t base_number = 0, number = 0;
+  std::string base_hash, hash;
+  std::vector<SharedBytes> tensors;  // one delta each, in manifest order
+
+  int64_t NumBytes() const;
+};
+
+// Both have the same tensors (SameTensors).
+std::shared_ptr<const VersionDelta> EncodeVersionDelta(const WeightsVersion& base,
+                                                       const WeightsVersion& next);
+// All or nothing: the new version with every hash verified against `manifest` and `hash`, or an
+// error; `base` stays as it is. Tensors that did not change are shared with `base`.
+absl::StatusOr<std::shared_ptr<const WeightsVersion>> ApplyVersionDelta(
+    const WeightsVersion& base, int64_t number, const std::string& hash, const Manifest& manifest,
+    absl::Span<const SharedBytes> deltas);
+}  // namespace stretto::engine

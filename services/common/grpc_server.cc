@@ -1,0 +1,141 @@
+#include "services/common/grpc_server.h"
+
+#include <chrono>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
+#include "grpcpp/support/server_interceptor.h"
+
+namespace stretto::services {
+namespace {
+constexpr const char* kStatusNames[] = {
+    "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT", "DEADLINE",
+    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "EXHAUSTED",        "FAILED_PRECONDITION",
+    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",         "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED"};
+
+std::string StatusName(int code) {
+  return code >= 0 && code <= 16 ? kStatusNames[code] : absl::StrCat("CODE_", code);
+}
+
+// The series of one method, looked up once a call.
+class RpcMetrics {
+ public:
+  explicit RpcMetrics(Metrics* metrics) : metrics_(metrics) {}
+
+  void Began(const std::string& method) { InFlight(method).Add(1); }
+  void Ended(const std::string& method, int code, double seconds) {
+    InFlight(method).Add(-1);
+    metrics_
+        ->counter("stretto_rpcs_total", "Calls that ended, by method and status code.",
+                  {{"method", method}, {"code", StatusName(code)}})
+        .Add();
+    metrics_->histogram("stretto_rpc_seconds", "Duration of calls.", {{"method", method}})
+        .Observe(seconds);
+  }
+
+ private:
+  Gauge InFlight(const std::string& method) {
+    return metrics_->gauge("stretto_rpcs_in_flight", "Calls under way.", {{"method", method}});
+  }
+  Metrics* metrics_;
+};
+
+class CountingInterceptor final : public grpc::experimental::Interceptor {
+ public:
+  CountingInterceptor(RpcMetrics* metrics, const char* method)
+      : metrics_(metrics),
+        method_(absl::StripPrefix(method, "/")),
+        start_ns_(Clock::Real().NowNs()) {
+    metrics_->Began(method_);
+  }
+  ~CountingInterceptor() override {
+    metrics_->Ended(method_, code_, static_cast<double>(Clock::Real().NowNs() - start_ns_) * 1e-9);
+  }
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    using grpc::experimental::InterceptionHookPoints;
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS)) {
+      code_ = methods->GetSendStatus().error_code();
+    }
+    methods->Proceed();
+  }
+
+ private:
+  RpcMetrics* metrics_;
+  std::string method_;
+  int64_t start_ns_;
+  int code_ = grpc::StatusCode::CANCELLED;  // of a call that never came to send its status
+};
+
+class CountingFactory final : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit CountingFactory(RpcMetrics* metrics) : metrics_(metrics) {}
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo* info) override {
+    return new CountingInterceptor(metrics_, info->method());
+  }
+
+ private:
+  RpcMetrics* metrics_;
+};
+}  // namespace
+
+struct GrpcServer::Impl {
+  std::unique_ptr<RpcMetrics> rpc_metrics;
+  std::unique_ptr<grpc::Server> server;
+  int port = 0;
+};
+
+GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GrpcServer::~GrpcServer() { Shutdown(0); }
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& options) {
+  STRETTO_CHECK(options.metrics != nullptr);
+  auto impl = std::make_unique<Impl>();
+  impl->rpc_metrics = std::make_unique<RpcMetrics>(options.metrics);
+
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  const std::string address = absl::StrCat(options.bind, ":", options.port);
+  // Without this two processes would share a port and each get half of the calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &impl->port);
+  for (grpc::Service* service : options.services) builder.RegisterService(service);
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(std::make_unique<CountingFactory>(impl->rpc_metrics.get()));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
+
+  impl->server = builder.BuildAndStart();
+  if (impl->server == nullptr || impl->port == 0) {
+    return absl::UnavailableError(absl::StrCat(
+        "cannot listen at ", address,
+        ": the port is in use or the address is not this machine's (choose another --port)"));
+  }
+  return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
+}
+
+int GrpcServer::port() const { return impl_->port; }
+
+void GrpcServer::SetServing(bool serving) {
+  if (auto* health = impl_->server->GetHealthCheckService()) health->SetServingStatus(serving);
+}
+
+void GrpcServer::Shutdown(int64_t grace_ms) {
+  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(grace_ms));
+  impl_->server->Wait();
+}
+}  // namespace stretto::services

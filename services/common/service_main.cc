@@ -1,0 +1,230 @@
+#include "services/common/service_main.h"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <memory>
+
+#include "CLI/App.hpp"
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "base/clock.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "nlohmann/json.hpp"
+#include "services/common/grpc_server.h"
+#include "services/common/log.h"
+#include "services/common/member_client.h"
+#include "services/common/signals.h"
+
+namespace stretto::services {
+namespace {
+constexpr int kExitFault = 1;
+constexpr int kExitUsage = 2;
+
+std::string MemberFile(const std::string& run_dir, const std::string& name) {
+  return JoinPath(JoinPath(run_dir, "members"), absl::StrCat(name, ".json"));
+}
+
+// An address that other processes can use: a server bound to every interface is reached by name.
+std::string ReachableAddress(const std::string& bind, int port) {
+  if (bind != "0.0.0.0" && bind != "[::]" && bind != "::") return absl::StrCat(bind, ":", port);
+  char host[256] = {0};
+  if (gethostname(host, sizeof(host) - 1) != 0) return absl::StrCat("127.0.0.1:", port);
+  return absl::StrCat(host, ":", port);
+}
+
+absl::Status EndWithParent(int64_t parent) {
+  if (parent == 0) return absl::OkStatus();
+  if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) {
+    return absl::InternalError("--exit-with-parent: prctl(PR_SET_PDEATHSIG) failed");
+  }
+  // The parent may have ended before the call above; then its child has another parent by now.
+  if (parent > 0 && getppid() != parent) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--exit-with-parent: process ", parent, " has ended already"));
+  }
+  return absl::OkStatus();
+}
+
+void AddCommonFlags(CLI::App& app, ServiceFlags& flags) {
+  app.add_option("--run", flags.run_file, "run file (YAML)");
+  app.add_option("--set", flags.overrides, "section.key=value, wins over the run file");
+  app.add_option("--name", flags.name, "member name, stable across restarts");
+  app.add_option("--bind", flags.bind, "address to listen at");
+  app.add_option("--port", flags.port, "port to listen at; 0: a free one")
+      ->check(CLI::Range(0, 65535));
+  app.add_option("--coordinator", flags.coordinator,
+                 "host:port; default: found in the run's folder");
+  app.add_option("--metrics-port", flags.metrics_port, "port of /metrics; 0: a free one, -1: none")
+      ->check(CLI::Range(-1, 65535));
+  app.add_option("--threads", flags.threads, "compute threads; 0: by run file")
+      ->check(CLI::Range(0, 1024));
+  app.add_option("--log-level", flags.log_level, "debug, info, warning or error");
+  app.add_option("--log-file", flags.log_file, "write the log there too");
+  app.add_option("--grace-ms", flags.grace_ms, "time for running calls at the end");
+  app.add_flag("--exit-with-parent{-1}", flags.exit_with_parent,
+               "end when the parent process (of this id) ends");
+}
+
+// One process, from the flags on.
+class Process {
+ public:
+  explicit Process(Service& service) : service_(service), signals_(&stop_) {}
+
+  // The exit code if there is nothing to run.
+  std::optional<int> Parse(int argc, char** argv) {
+    CLI::App app(absl::StrCat("stretto-", service_.kind()),
+                 absl::StrCat("stretto-", service_.kind()));
+    AddCommonFlags(app, context_.flags);
+    service_.AddFlags(app);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& e) {
+      return app.exit(e) == 0 ? 0 : kExitUsage;
+    }
+    if (context_.flags.name.empty()) context_.flags.name = absl::StrCat(service_.kind(), "-0");
+    return std::nullopt;
+  }
+
+  int Run() {
+    if (absl::Status status = Configure(); !status.ok()) {
+      LogError(status.message());
+      return kExitUsage;
+    }
+    absl::Status status = Serve();
+    if (status.ok()) {
+      stop_.Wait();
+      status = stop_.reason();
+      if (status.ok()) {
+        LogInfo("stopping");
+      } else {
+        LogError("stopping: ", status.ToString());
+      }
+      End();
+    } else {
+      LogError(status.message());
+    }
+    return status.ok() ? 0 : kExitFault;
+  }
+
+ private:
+  absl::Status Configure() {
+    const ServiceFlags& flags = context_.flags;
+    RETURN_IF_ERROR(
+        InitLogging({.name = flags.name, .level = flags.log_level, .file = flags.log_file}));
+    RETURN_IF_ERROR(EndWithParent(flags.exit_with_parent));
+    if (!flags.run_file.empty()) {
+      ASSIGN_OR_RETURN(context_.run, LoadRunConfig(flags.run_file, flags.overrides));
+      context_.run_dir = context_.run->run.dir;
+    } else if (!flags.overrides.empty()) {
+      return absl::InvalidArgumentError("--set needs --run");
+    }
+    context_.metrics = &metrics_;
+    context_.stop = &stop_;
+    context_.fence = &fence_;
+    return absl::OkStatus();
+  }
+
+  absl::Status Serve() {
+    const ServiceFlags& flags = context_.flags;
+    const int64_t start_ns = Clock::Real().NowNs();
+    RETURN_IF_ERROR(service_.Start(context_));
+    int metrics_port = -1;
+    if (flags.metrics_port >= 0) {
+      ASSIGN_OR_RETURN(metrics_port, metrics_.Serve(flags.bind, flags.metrics_port));
+    }
+    signals_.SetGraceful();
+    ASSIGN_OR_RETURN(server_, GrpcServer::Start({.bind = flags.bind,
+                                                 .port = flags.port,
+                                                 .services = service_.grpc_services(),
+                                                 .metrics = &metrics_}));
+    address_ = ReachableAddress(flags.bind, server_->port());
+    service_.OnServing(address_);
+    RETURN_IF_ERROR(WriteMemberFile(metrics_port));
+    LogInfo("serving at ", address_,
+            metrics_port >= 0 ? absl::StrCat(", metrics at port ", metrics_port) : "",
+            ", ready after ", (Clock::Real().NowNs() - start_ns) / 1000000, " ms");
+    Join();
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteMemberFile(int metrics_port) {
+    if (context_.run_dir.empty()) return absl::OkStatus();
+    Files& files = Files::Real();
+    RETURN_IF_ERROR(files.MakeDirs(JoinPath(context_.run_dir, "members")));
+    const nlohmann::json json = {{"name", context_.flags.name},
+                                 {"kind", service_.kind()},
+                                 {"address", address_},
+                                 {"pid", getpid()},
+                                 {"metrics_port", metrics_port},
+                                 {"log_file", context_.flags.log_file},
+                                 {"started_us", Clock::Real().WallUs()}};
+    return files.WriteAtomically(MemberFile(context_.run_dir, context_.flags.name),
+                                 json.dump(2) + "\n");
+  }
+
+  void Join() {
+    std::optional<Membership> membership = service_.membership();
+    if (!membership.has_value()) return;
+    const ServiceFlags& flags = context_.flags;
+    if (flags.coordinator.empty() && context_.run_dir.empty()) {
+      LogInfo("no run file and no --coordinator: serving without a coordinator");
+      return;
+    }
+    MemberOptions options;
+    options.pool = membership->pool;
+    options.name = flags.name;
+    options.address = address_;
+    options.config_hash = context_.run.has_value() ? context_.run->hash : "";
+    options.profile = membership->profile;
+    options.version = membership->version;
+    options.coordinator_address = [coordinator = flags.coordinator,
+                                   dir = context_.run_dir]() -> absl::StatusOr<std::string> {
+      if (!coordinator.empty()) return coordinator;
+      return ReadMemberAddress(dir, "coordinator");
+    };
+    member_ = MemberClient::Start(std::move(options), &fence_, &stop_);
+  }
+
+  void End() {
+    server_->SetServing(false);
+    if (member_ != nullptr) member_->Leave();
+    service_.Drain(context_.flags.grace_ms);
+    server_->Shutdown(context_.flags.grace_ms);
+    service_.Stop();
+    if (!context_.run_dir.empty()) {
+      (void)Files::Real().RemoveAll(MemberFile(context_.run_dir, context_.flags.name));
+    }
+    LogInfo("stopped");
+  }
+
+  Service& service_;
+  StopSignal stop_;
+  Signals signals_;
+  Metrics metrics_;
+  Fence fence_;
+  ServiceContext context_;
+  std::unique_ptr<GrpcServer> server_;
+  std::string address_;
+  std::unique_ptr<MemberClient> member_;
+};
+}  // namespace
+
+int ServiceMain(int argc, char** argv, Service& service) {
+  Process process(service);
+  if (const std::optional<int> code = process.Parse(argc, argv); code.has_value()) return *code;
+  return process.Run();
+}
+
+absl::StatusOr<std::string> ReadMemberAddress(const std::string& run_dir, const std::string& name) {
+  const std::string path = MemberFile(run_dir, name);
+  ASSIGN_OR_RETURN(const std::string text, Files::Real().ReadAll(path));
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("address") || !json["address"].is_string()) {
+    return absl::DataLossError(absl::StrCat(path, ": not a member file (no address)"));
+  }
+  return json["address"].get<std::string>();
+}
+}  // namespace stretto::services
