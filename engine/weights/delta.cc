@@ -188,7 +188,7 @@ absl::StatusOr<Bytes> ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
 
 int64_t VersionDelta::NumBytes() const {
   int64_t total = 0;
-  for (const SharedBytes& bytes : tensors) total += static_cast<int64_t>(bytes->size());
+  for (const SharedBytes& bytes : tensors) total += static_cast<int64_t>(bytes.size());
   return total;
 }
 
@@ -201,8 +201,8 @@ std::shared_ptr<const VersionDelta> EncodeVersionDelta(const WeightsVersion& bas
   delta->number = next.number;
   delta->hash = next.hash;
   for (size_t i = 0; i < base.tensors.size(); ++i) {
-    delta->tensors.push_back(std::make_shared<const Bytes>(
-        EncodeDelta(base.manifest[i].dtype, *base.tensors[i], *next.tensors[i])));
+    delta->tensors.push_back(SharedBytes(
+        EncodeDelta(base.manifest[i].dtype, base.tensors[i].span(), next.tensors[i].span())));
   }
   return delta;
 }
@@ -216,14 +216,15 @@ absl::StatusOr<std::shared_ptr<const WeightsVersion>> ApplyVersionDelta(
   }
   std::vector<SharedBytes> tensors;
   for (size_t i = 0; i < deltas.size(); ++i) {
-    if (deltas[i] == nullptr) return Corrupt(absl::StrCat(manifest[i].name, ": missing"));
-    if (IsUnchanged(*deltas[i])) {
+    if (!deltas[i].IsSet()) return Corrupt(absl::StrCat(manifest[i].name, ": missing"));
+    if (IsUnchanged(deltas[i].span())) {
       tensors.push_back(base.tensors[i]);
       continue;
     }
-    absl::StatusOr<Bytes> next = ApplyDelta(manifest[i].dtype, *base.tensors[i], *deltas[i]);
+    absl::StatusOr<Bytes> next =
+        ApplyDelta(manifest[i].dtype, base.tensors[i].span(), deltas[i].span());
     if (!next.ok()) return Annotate(next.status(), manifest[i].name);
-    tensors.push_back(std::make_shared<const Bytes>(*std::move(next)));
+    tensors.push_back(SharedBytes(*std::move(next)));
   }
   return VerifyVersion(number, hash, manifest, std::move(tensors));
 }

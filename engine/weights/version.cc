@@ -81,11 +81,11 @@ int64_t TensorEntry::NumBytes() const {
   return bytes;
 }
 
-std::string HashBytes(absl::Span<const uint8_t> bytes) {
+std::string TensorHash(absl::Span<const uint8_t> bytes) {
   return Hex(XXH3_128bits(bytes.data(), bytes.size()));
 }
 
-std::string TreeHash(const Manifest& manifest) {
+std::string ManifestHash(const Manifest& manifest) {
   const std::string text = SerializeForHash(manifest);
   return Hex(XXH3_128bits(text.data(), text.size()));
 }
@@ -125,7 +125,7 @@ bool SameTensors(const Manifest& a, const Manifest& b) {
 
 int64_t WeightsVersion::NumBytes() const {
   int64_t total = 0;
-  for (const SharedBytes& bytes : tensors) total += static_cast<int64_t>(bytes->size());
+  for (const SharedBytes& bytes : tensors) total += static_cast<int64_t>(bytes.size());
   return total;
 }
 
@@ -133,10 +133,10 @@ std::shared_ptr<const WeightsVersion> MakeVersion(int64_t number, Manifest manif
                                                   std::vector<SharedBytes> tensors) {
   STRETTO_CHECK(manifest.size() == tensors.size());
   for (size_t i = 0; i < manifest.size(); ++i) {
-    STRETTO_CHECK(manifest[i].NumBytes() == static_cast<int64_t>(tensors[i]->size()));
-    manifest[i].hash = HashBytes(*tensors[i]);
+    STRETTO_CHECK(manifest[i].NumBytes() == static_cast<int64_t>(tensors[i].size()));
+    manifest[i].hash = TensorHash(tensors[i].span());
   }
-  std::string hash = TreeHash(manifest);
+  std::string hash = ManifestHash(manifest);
   return Build(number, std::move(hash), std::move(manifest), std::move(tensors));
 }
 
@@ -148,17 +148,17 @@ absl::StatusOr<std::shared_ptr<const WeightsVersion>> VerifyVersion(
   }
   for (size_t i = 0; i < manifest.size(); ++i) {
     const TensorEntry& entry = manifest[i];
-    if (tensors[i] == nullptr || entry.NumBytes() != static_cast<int64_t>(tensors[i]->size())) {
+    if (!tensors[i].IsSet() || entry.NumBytes() != static_cast<int64_t>(tensors[i].size())) {
       return absl::DataLossError(absl::StrCat("version ", number, ": tensor ", entry.name, " has ",
-                                              tensors[i] == nullptr ? 0 : tensors[i]->size(),
-                                              " bytes, expected ", entry.NumBytes()));
+                                              tensors[i].size(), " bytes, expected ",
+                                              entry.NumBytes()));
     }
-    if (HashBytes(*tensors[i]) != entry.hash) {
+    if (TensorHash(tensors[i].span()) != entry.hash) {
       return absl::DataLossError(absl::StrCat("version ", number, ": the bytes of tensor ",
                                               entry.name, " do not have the manifest's hash"));
     }
   }
-  const std::string tree = TreeHash(manifest);
+  const std::string tree = ManifestHash(manifest);
   if (tree != hash) {
     return absl::DataLossError(absl::StrCat("version ", number, ": the manifest hashes to ", tree,
                                             ", announced was ", hash));

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,7 +22,27 @@
 
 namespace stretto::engine {
 using Bytes = std::vector<uint8_t>;
-using SharedBytes = std::shared_ptr<const Bytes>;
+
+// Immutable bytes together with whatever keeps them alive. Copies share.
+class SharedBytes {
+ public:
+  SharedBytes() = default;  // nothing: IsSet() is false
+  explicit SharedBytes(Bytes bytes) {
+    auto owner = std::make_shared<const Bytes>(std::move(bytes));
+    span_ = *owner;
+    owner_ = std::move(owner);
+  }
+  SharedBytes(std::shared_ptr<const void> owner, absl::Span<const uint8_t> span)
+      : owner_(std::move(owner)), span_(span) {}
+
+  bool IsSet() const { return owner_ != nullptr; }
+  absl::Span<const uint8_t> span() const { return span_; }
+  size_t size() const { return span_.size(); }
+
+ private:
+  std::shared_ptr<const void> owner_;
+  absl::Span<const uint8_t> span_;
+};
 
 struct TensorEntry {
   std::string name;
@@ -38,8 +59,8 @@ struct TensorEntry {
 
 using Manifest = std::vector<TensorEntry>;
 
-std::string HashBytes(absl::Span<const uint8_t> bytes);
-std::string TreeHash(const Manifest& manifest);
+std::string TensorHash(absl::Span<const uint8_t> bytes);
+std::string ManifestHash(const Manifest& manifest);
 
 // Shapes are sane, names unique and not empty, hashes 32 hex digits, no more than `max_bytes` in
 // all. For manifests that come from outside.
@@ -50,7 +71,7 @@ bool SameTensors(const Manifest& a, const Manifest& b);
 // Immutable once made; shared between threads.
 struct WeightsVersion {
   int64_t number = 0;
-  std::string hash;  // TreeHash(manifest)
+  std::string hash;  // ManifestHash(manifest)
   Manifest manifest;
   std::vector<SharedBytes> tensors;  // as many as the manifest, in its order
 
