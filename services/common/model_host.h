@@ -1,0 +1,64 @@
+// A model as a service holds it: its files, a device, the transformer on it, its tokenizer, and its
+// weights as a policy version. What generator, scorer and trainer share of the engine; the
+// coordinator does not link this.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "config/run_config.h"
+#include "engine/device/device.h"
+#include "engine/formats/model_files.h"
+#include "engine/model/transformer.h"
+#include "engine/text/chat_template.h"
+#include "engine/text/tokenizer.h"
+#include "engine/weights/version.h"
+#include "stretto/v1/common.pb.h"
+
+namespace stretto::services {
+struct ModelHostOptions {
+  std::string path;
+  std::string dtype = "bf16";        // bf16 or f32
+  std::string chat_format = "auto";  // as in the run file
+  int64_t max_sequence_length = 0;   // 0: the model's own, at most kDefaultMaxSequence
+  std::string backend = "cpu";
+  int threads = 0;
+};
+inline constexpr int64_t kDefaultMaxSequence = 4096;
+// Of a run: `threads` is the flag's value or else the section's.
+ModelHostOptions OptionsOfRun(const RunConfig& run, int threads);
+
+struct ModelHost {
+  engine::ModelFiles files;
+  DType dtype = engine::DType::kBF16;
+  std::unique_ptr<engine::Device> device;
+  std::unique_ptr<engine::Transformer> transformer;
+  std::unique_ptr<engine::Tokenizer> tokenizer;
+  engine::ChatTemplate chat_template;
+  std::vector<int32_t> eos_ids;  // of the model's files and of its chat format
+  v1::NumericProfile profile;
+};
+
+// Opens and checks files, makes device, transformer and tokenizer. Weights are not read. Errors
+// name path and reason. Blocks.
+absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions& options);
+
+// The tokenizer of a model's files.
+absl::StatusOr<std::unique_ptr<engine::Tokenizer>> OpenTokenizer(const engine::ModelFiles& files);
+
+// Version 0: the weights as the files have them, in the dtype of computation. The same files and
+// dtype give the same hash in every service. A NaN or infinity is an error that names the tensor.
+absl::StatusOr<std::shared_ptr<const engine::WeightsVersion>> ReadInitialVersion(
+    const ModelHost& host);
+
+// The tensors that versions of this model have, hashes left empty.
+engine::Manifest ManifestOf(const ModelHost& host);
+
+// The version laid out for the device's products. Any thread. Blocks.
+absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> BuildWeights(
+    const ModelHost& host, const engine::WeightsVersion& version);
+
+v1::NumericProfile ToProto(const engine::NumericProfile& profile);
+}  // namespace stretto::services
