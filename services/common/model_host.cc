@@ -6,7 +6,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "engine/formats/gguf_tokenizer.h"
 
 namespace stretto::services {
 using engine::Manifest;
@@ -21,43 +20,16 @@ absl::StatusOr<DType> ParseDType(const std::string& name) {
   return absl::InvalidArgumentError(absl::StrCat("dtype '", name, "': expected bf16 or f32"));
 }
 
-void AddIds(std::vector<int32_t>& ids, const std::vector<int32_t>& more) {
-  for (const int32_t id : more) {
-    if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
-  }
-}
-
-// The chat format where the model's files or the caller name one that is known; a model without a
-// template is one that continues plain text.
-absl::StatusOr<engine::ChatTemplate> OpenChatTemplate(const engine::Tokenizer& tokenizer,
-                                                      const std::string& chat_format) {
-  const bool is_auto = chat_format.empty() || chat_format == "auto";
-  if (is_auto && tokenizer.chat_template().empty()) return engine::ChatTemplate();
-  return engine::MakeChatTemplate(tokenizer.chat_template(), chat_format);
-}
-
-std::vector<int32_t> EosIds(const ModelHost& host) {
-  std::vector<int32_t> ids;
-  for (const int64_t id : host.files.config.eos_token_ids) AddIds(ids, {static_cast<int32_t>(id)});
-  AddIds(ids, engine::ChatStopIds(*host.tokenizer, host.chat_template.format));
-  return ids;
-}
 }  // namespace
 
 ModelHostOptions OptionsOfRun(const RunConfig& run, int threads) {
-  return {.path = run.model.path,
-          .dtype = run.model.dtype,
-          .chat_format = run.model.chat_format,
-          .max_sequence_length = run.model.max_sequence_length,
-          .backend = run.cluster.backend,
-          .threads = threads};
-}
-
-absl::StatusOr<std::unique_ptr<engine::Tokenizer>> OpenTokenizer(const engine::ModelFiles& files) {
-  if (files.kind == engine::ModelFiles::Kind::kFolder) {
-    return engine::Tokenizer::FromFolder(files.path);
-  }
-  return engine::Tokenizer::FromGguf(*files.gguf_tokenizer);
+  return {
+      .path = run.model.path,
+      .dtype = run.model.dtype,
+      .prompts = {.chat_format = run.model.chat_format, .system_prompt = run.data.system_prompt},
+      .max_sequence_length = run.model.max_sequence_length,
+      .backend = run.cluster.backend,
+      .threads = threads};
 }
 
 absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions& options) {
@@ -65,13 +37,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions&
   ASSIGN_OR_RETURN(host->dtype, ParseDType(options.dtype));
   ASSIGN_OR_RETURN(host->files, engine::OpenModel(options.path));
   RETURN_IF_ERROR(engine::CheckShapes(host->files.config, *host->files.tensors));
-  ASSIGN_OR_RETURN(host->tokenizer, OpenTokenizer(host->files));
-  if (host->tokenizer->vocab_size() > host->files.config.vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        options.path, ": the tokenizer has ids up to ", host->tokenizer->vocab_size() - 1,
-        ", the model's vocabulary has ", host->files.config.vocab_size, " entries"));
-  }
-  ASSIGN_OR_RETURN(host->chat_template, OpenChatTemplate(*host->tokenizer, options.chat_format));
+  ASSIGN_OR_RETURN(host->prompts, engine::PromptEncoder::Open(host->files, options.prompts));
   ASSIGN_OR_RETURN(host->device, engine::CreateDevice(
                                      {.backend = options.backend, .num_threads = options.threads}));
   engine::TransformerOptions transformer;
@@ -82,7 +48,6 @@ absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions&
           : std::min(kDefaultMaxSequence, host->files.config.max_position_embeddings);
   ASSIGN_OR_RETURN(host->transformer,
                    engine::Transformer::Create(*host->device, host->files.config, transformer));
-  host->eos_ids = EosIds(*host);
   host->profile = ToProto(host->device->Profile(host->dtype));
   return host;
 }

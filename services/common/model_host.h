@@ -12,17 +12,16 @@
 #include "engine/device/device.h"
 #include "engine/formats/model_files.h"
 #include "engine/model/transformer.h"
-#include "engine/text/chat_template.h"
-#include "engine/text/tokenizer.h"
+#include "engine/prompt/prompt_encoder.h"
 #include "engine/weights/version.h"
 #include "stretto/v1/common.pb.h"
 
 namespace stretto::services {
 struct ModelHostOptions {
   std::string path;
-  std::string dtype = "bf16";        // bf16 or f32
-  std::string chat_format = "auto";  // as in the run file
-  int64_t max_sequence_length = 0;   // 0: the model's own, at most kDefaultMaxSequence
+  std::string dtype = "bf16";       // bf16 or f32
+  engine::PromptOptions prompts;    // chat format and system prompt, as in the run file
+  int64_t max_sequence_length = 0;  // 0: the model's own, at most kDefaultMaxSequence
   std::string backend = "cpu";
   int threads = 0;
 };
@@ -35,18 +34,13 @@ struct ModelHost {
   DType dtype = engine::DType::kBF16;
   std::unique_ptr<engine::Device> device;
   std::unique_ptr<engine::Transformer> transformer;
-  std::unique_ptr<engine::Tokenizer> tokenizer;
-  engine::ChatTemplate chat_template;
-  std::vector<int32_t> eos_ids;  // of the model's files and of its chat format
+  std::unique_ptr<engine::PromptEncoder> prompts;  // tokenizer, chat format, stop ids
   v1::NumericProfile profile;
 };
 
 // Opens and checks files, makes device, transformer and tokenizer. Weights are not read. Errors
 // name path and reason. Blocks.
 absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions& options);
-
-// The tokenizer of a model's files.
-absl::StatusOr<std::unique_ptr<engine::Tokenizer>> OpenTokenizer(const engine::ModelFiles& files);
 
 // Version 0: the weights as the files have them, in the dtype of computation. The same files and
 // dtype give the same hash in every service. A NaN or infinity is an error that names the tensor.

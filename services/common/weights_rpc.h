@@ -26,13 +26,13 @@ struct FetchRequest {
   // What the version must consist of (hashes ignored): the tensors of this process's model.
   engine::Manifest expected;
   // A version that is here already, as a base for a delta; may be null.
-  std::shared_ptr<const engine::WeightsVersion> base;
+  std::shared_ptr<const engine::WeightsVersion> base = nullptr;
   std::function<bool()> cancelled;  // asked between messages; may be empty
   int64_t timeout_ms = 120000;      // of each call
 };
 
 struct FetchedWeights {
-  std::shared_ptr<const engine::WeightsVersion> version;
+  std::shared_ptr<const engine::WeightsVersion> version = nullptr;
   uint64_t bytes_received = 0;
   bool was_delta = false;
 };

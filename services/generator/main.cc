@@ -1,0 +1,131 @@
+// stretto-generator: writes rollouts for a run (--run FILE), or serves one model by itself
+// (--model PATH), in which case it needs no coordinator.
+#include <memory>
+
+#include "CLI/App.hpp"
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/status.h"
+#include "engine/text/stream_decoder.h"
+#include "grpcpp/impl/service_type.h"
+#include "services/common/log.h"
+#include "services/common/service_main.h"
+#include "services/generator/generator_service.h"
+
+namespace stretto::services {
+namespace {
+class Decoder final : public engine::TextDecoder {
+ public:
+  explicit Decoder(const engine::Tokenizer& tokenizer) : decoder_(tokenizer) {}
+  std::string Push(int32_t token) override { return decoder_.Push(token); }
+  std::string Finish() override { return decoder_.Finish(); }
+
+ private:
+  engine::StreamDecoder decoder_;
+};
+
+absl::StatusOr<engine::SwapPolicy> ParseSwapPolicy(const std::string& name) {
+  if (name == "finish") return engine::SwapPolicy::kFinish;
+  if (name == "recompute") return engine::SwapPolicy::kRecompute;
+  if (name == "keep") return engine::SwapPolicy::kKeep;
+  return absl::InvalidArgumentError(
+      absl::StrCat("schedule.weight_update '", name, "': expected finish, recompute or keep"));
+}
+
+class GeneratorProgram final : public Service {
+ public:
+  std::string kind() const override { return "generator"; }
+
+  void AddFlags(CLI::App& app) override {
+    app.add_option("--model", model_.path, "serve this model, without a run file");
+    app.add_option("--dtype", model_.dtype, "with --model: bf16 or f32");
+    app.add_option("--backend", model_.backend, "with --model: cpu or reference");
+    app.add_option("--chat-format", model_.prompts.chat_format,
+                   "with --model: auto, chatml, llama3 or none");
+    app.add_option("--max-sequence-length", model_.max_sequence_length,
+                   "with --model: prompt and completion");
+    app.add_option("--kv-cache-mb", cluster_.kv_cache_mb,
+                   "with --model: memory for keys and values");
+    app.add_option("--max-running", cluster_.max_running, "with --model: sequences at once");
+  }
+
+  absl::Status Start(const ServiceContext& context) override {
+    RETURN_IF_ERROR(Configure(context));
+    ASSIGN_OR_RETURN(host_, OpenModelHost(model_));
+    ASSIGN_OR_RETURN(policy_, PolicyHolder::Create(host_.get(), FetchWeights));
+    engine::EngineOptions options;
+    options.kv_cache_bytes = cluster_.kv_cache_mb << 20;
+    options.max_running = static_cast<int32_t>(cluster_.max_running);
+    options.max_tokens_per_step =
+        static_cast<int32_t>(std::max(cluster_.prefill_tokens, cluster_.max_running));
+    options.eos_ids = host_->prompts->stop_ids();
+    options.text_decoder = [this] {
+      return std::make_unique<Decoder>(host_->prompts->tokenizer());
+    };
+    ASSIGN_OR_RETURN(auto engine, engine::InferenceEngine::Create(
+                                      *host_->transformer, policy_->CurrentWeights(), options));
+    loop_ = std::make_unique<GenerationLoop>(std::move(engine), context.metrics);
+    service_ = MakeGeneratorService({.host = host_.get(),
+                                     .policy = policy_.get(),
+                                     .loop = loop_.get(),
+                                     .fence = context.fence,
+                                     .swap_policy = swap_policy_});
+    LogInfo("model ", model_.path, ", version 0 is ", policy_->Current().second);
+    return absl::OkStatus();
+  }
+
+  std::vector<grpc::Service*> grpc_services() override { return {service_.get()}; }
+
+  std::optional<Membership> membership() override {
+    return Membership{.pool = v1::POOL_GENERATOR, .profile = host_->profile, .version = [this] {
+                        const auto [number, hash] = policy_->Current();
+                        v1::PolicyVersion version;
+                        version.set_number(number);
+                        version.set_hash(hash);
+                        return version;
+                      }};
+  }
+
+  void Drain(int64_t timeout_ms) override {
+    // What has been generated is valid; another generator goes on from there.
+    loop_->CancelAll();
+    const int64_t end_ns = Clock::Real().NowNs() + timeout_ms * 1'000'000;
+    while (!loop_->Idle() && Clock::Real().NowNs() < end_ns) Clock::Real().SleepNs(10'000'000);
+  }
+  void Stop() override { loop_.reset(); }
+
+ private:
+  absl::Status Configure(const ServiceContext& context) {
+    if (context.run.has_value() == !model_.path.empty()) {
+      return absl::InvalidArgumentError("give either --run FILE or --model PATH");
+    }
+    if (!context.run.has_value()) {
+      model_.threads = context.flags.threads;
+      return absl::OkStatus();
+    }
+    const RunConfig& run = *context.run;
+    cluster_ = run.cluster;
+    const int64_t threads =
+        context.flags.threads > 0 ? context.flags.threads : run.cluster.generator_threads;
+    model_ = OptionsOfRun(run, static_cast<int>(threads));
+    ASSIGN_OR_RETURN(swap_policy_, ParseSwapPolicy(run.schedule.weight_update));
+    return absl::OkStatus();
+  }
+
+  ModelHostOptions model_;
+  ClusterSection cluster_;
+  engine::SwapPolicy swap_policy_ = engine::SwapPolicy::kFinish;
+  std::unique_ptr<ModelHost> host_;
+  std::unique_ptr<PolicyHolder> policy_;
+  std::unique_ptr<GenerationLoop> loop_;
+  std::unique_ptr<grpc::Service> service_;
+};
+}  // namespace
+}  // namespace stretto::services
+
+int main(int argc, char** argv) {
+  stretto::services::GeneratorProgram program;
+  return stretto::services::ServiceMain(argc, argv, program);
+}

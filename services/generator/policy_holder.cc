@@ -1,0 +1,81 @@
+#include "services/generator/policy_holder.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/status.h"
+
+namespace stretto::services {
+absl::StatusOr<std::unique_ptr<PolicyHolder>> PolicyHolder::Create(const ModelHost* host,
+                                                                   WeightsFetcher fetcher) {
+  std::unique_ptr<PolicyHolder> holder(new PolicyHolder(host, std::move(fetcher)));
+  absl::MutexLock lock(&holder->mutex_);
+  ASSIGN_OR_RETURN(holder->current_.version, ReadInitialVersion(*host));
+  ASSIGN_OR_RETURN(holder->current_.weights, BuildWeights(*host, *holder->current_.version));
+  return holder;
+}
+
+absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::string& hash,
+                                                   const std::string& run_id,
+                                                   const std::vector<std::string>& sources,
+                                                   const std::function<bool()>& cancelled) {
+  if (hash.empty()) return absl::InvalidArgumentError("a version without a hash proves nothing");
+  absl::MutexLock preparing(&preparing_);
+  FetchRequest request{.run_id = run_id,
+                       .number = number,
+                       .hash = hash,
+                       .sources = sources,
+                       .expected = expected_,
+                       .cancelled = cancelled};
+  {
+    absl::MutexLock lock(&mutex_);
+    if (current_.Is(number, hash) || prepared_.Is(number, hash)) return PreparedInfo();
+    request.base = prepared_.version != nullptr ? prepared_.version : current_.version;
+    // The same weights under another number: a skipped step, or a run that begins.
+    if (request.base->hash == hash) {
+      auto version = std::make_shared<engine::WeightsVersion>(*request.base);
+      version->number = number;
+      prepared_ = {.version = std::move(version),
+                   .weights = prepared_.version != nullptr ? prepared_.weights : current_.weights};
+      return PreparedInfo();
+    }
+  }
+  const int64_t start_ns = Clock::Real().NowNs();
+  ASSIGN_OR_RETURN(FetchedWeights fetched, fetcher_(request));
+  Held held{.version = fetched.version};
+  ASSIGN_OR_RETURN(held.weights, BuildWeights(*host_, *held.version));
+  absl::MutexLock lock(&mutex_);
+  prepared_ = std::move(held);
+  return PreparedInfo{.bytes_received = fetched.bytes_received,
+                      .was_delta = fetched.was_delta,
+                      .seconds = static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9};
+}
+
+absl::StatusOr<engine::ServedWeights> PolicyHolder::Get(int64_t number,
+                                                        const std::string& hash) const {
+  absl::MutexLock lock(&mutex_);
+  if (prepared_.Is(number, hash)) return prepared_.Served();
+  if (current_.Is(number, hash)) return current_.Served();
+  return absl::FailedPreconditionError(
+      absl::StrCat("version ", number, " (", hash, ") is not prepared; version ",
+                   current_.version->number, " (", current_.version->hash, ") is in use"));
+}
+
+void PolicyHolder::Committed(int64_t number, const std::string& hash) {
+  absl::MutexLock lock(&mutex_);
+  if (!prepared_.Is(number, hash)) return;
+  current_ = std::move(prepared_);
+  prepared_ = Held();
+}
+
+std::pair<int64_t, std::string> PolicyHolder::Current() const {
+  absl::MutexLock lock(&mutex_);
+  return {current_.version->number, current_.version->hash};
+}
+
+engine::ServedWeights PolicyHolder::CurrentWeights() const {
+  absl::MutexLock lock(&mutex_);
+  return current_.Served();
+}
+}  // namespace stretto::services

@@ -1,0 +1,72 @@
+// The policy versions of a generator: the one in use and, beside it, the next one prepared. A
+// version is fetched, verified by hash and laid out for the device in the caller's thread while
+// generation goes on; only a complete and verified version can be committed. Thread-safe. Knows no
+// gRPC.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "engine/inference/engine.h"
+#include "services/common/model_host.h"
+#include "services/common/weights_rpc.h"
+
+namespace stretto::services {
+using WeightsFetcher = std::function<absl::StatusOr<FetchedWeights>(const FetchRequest&)>;
+
+struct PreparedInfo {
+  uint64_t bytes_received = 0;
+  bool was_delta = false;
+  double seconds = 0;
+};
+
+class PolicyHolder {
+ public:
+  // Version 0 from the model's files, laid out. `host` outlives the holder.
+  static absl::StatusOr<std::unique_ptr<PolicyHolder>> Create(const ModelHost* host,
+                                                              WeightsFetcher fetcher);
+
+  // Blocks until the version is ready. One at a time: a repeat waits for the first and then has its
+  // result. `cancelled` is asked now and then.
+  absl::StatusOr<PreparedInfo> Prepare(int64_t number, const std::string& hash,
+                                       const std::string& run_id,
+                                       const std::vector<std::string>& sources,
+                                       const std::function<bool()>& cancelled);
+  // The version as the engine uses it. FAILED_PRECONDITION: it is neither prepared nor in use.
+  absl::StatusOr<engine::ServedWeights> Get(int64_t number, const std::string& hash) const;
+  // It is in use from now on; the one before is let go.
+  void Committed(int64_t number, const std::string& hash);
+  // Number and hash of the version in use.
+  std::pair<int64_t, std::string> Current() const;
+  engine::ServedWeights CurrentWeights() const;
+
+ private:
+  struct Held {
+    std::shared_ptr<const engine::WeightsVersion> version =
+        nullptr;  // host bytes: the base of the next delta
+    std::shared_ptr<const engine::ModelWeights> weights = nullptr;
+    bool Is(int64_t number, const std::string& hash) const {
+      return version != nullptr && version->number == number && version->hash == hash;
+    }
+    engine::ServedWeights Served() const {
+      return {.weights = weights, .version = version->number, .hash = version->hash};
+    }
+  };
+  PolicyHolder(const ModelHost* host, WeightsFetcher fetcher)
+      : host_(host), fetcher_(std::move(fetcher)), expected_(ManifestOf(*host)) {}
+
+  const ModelHost* host_;
+  const WeightsFetcher fetcher_;
+  const engine::Manifest expected_;
+  absl::Mutex preparing_;  // held for the whole of a preparation; before mutex_
+  mutable absl::Mutex mutex_;
+  Held current_ ABSL_GUARDED_BY(mutex_);
+  Held prepared_ ABSL_GUARDED_BY(mutex_);
+};
+}  // namespace stretto::services
