@@ -31,7 +31,7 @@ ModelHostOptions OptionsOfRun(const RunConfig& run, int threads);
 
 struct ModelHost {
   engine::ModelFiles files;
-  DType dtype = engine::DType::kBF16;
+  DType dtype = DType::kBF16;
   std::unique_ptr<engine::Device> device;
   std::unique_ptr<engine::Transformer> transformer;
   std::unique_ptr<engine::PromptEncoder> prompts;  // tokenizer, chat format, stop ids

@@ -1,0 +1,68 @@
+// Rewards of completions: the weighted sum of the run file's verifiers and reward services. A
+// component that could not be had is an error of the completion, never a zero. Thread-safe; blocks
+// for the reward services. Knows neither gRPC nor the model.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "config/run_config.h"
+#include "services/common/metrics.h"
+#include "services/scorer/reward_client.h"
+#include "services/scorer/verifiers.h"
+
+namespace stretto::services {
+struct RewardPart {
+  std::string name;
+  double value = 0;
+  double weight = 1;
+};
+
+struct Judgement {
+  double reward = 0;
+  std::vector<RewardPart> parts;
+  absl::Status status;  // not OK: there is no reward
+};
+
+struct JudgedCompletion {
+  std::string text;  // decoded, without special tokens
+  int64_t num_tokens = 0;
+};
+
+struct JudgeQuery {
+  std::string run_id;
+  std::string line_json;  // the dataset line
+  std::vector<JudgedCompletion> completions;
+};
+
+class Judge {
+ public:
+  // Errors of MakeVerifier. Counts rewards and failures in `metrics`, which outlives the judge.
+  static absl::StatusOr<std::unique_ptr<Judge>> Create(const std::vector<RewardSpec>& specs,
+                                                       int64_t max_tokens, Metrics* metrics);
+  // One judgement a completion. INVALID_ARGUMENT: the line is no JSON object.
+  absl::StatusOr<std::vector<Judgement>> Score(const JudgeQuery& query,
+                                               const std::function<bool()>& cancelled);
+  // Text that changes whenever the rewards could.
+  const std::string& description() const { return description_; }
+
+ private:
+  struct Component {
+    RewardSpec spec;
+    std::unique_ptr<Verifier> verifier;  // or
+    std::unique_ptr<RewardClient> client;
+    Counter failures;
+  };
+  Judge() = default;
+  // One value or failure a completion.
+  std::vector<absl::StatusOr<double>> Values(const Component& component, const JudgeQuery& query,
+                                             const nlohmann::json& line,
+                                             const std::function<bool()>& cancelled);
+
+  std::vector<Component> components_;
+  std::string description_;
+};
+}  // namespace stretto::services

@@ -1,0 +1,57 @@
+// stretto-scorer: rewards, reference log-probs and prompt ids for a run.
+#include <memory>
+
+#include "base/status.h"
+#include "grpcpp/impl/service_type.h"
+#include "services/common/log.h"
+#include "services/common/service_main.h"
+#include "services/scorer/scorer_service.h"
+
+namespace stretto::services {
+namespace {
+class ScorerProgram final : public Service {
+ public:
+  std::string kind() const override { return "scorer"; }
+
+  absl::Status Start(const ServiceContext& context) override {
+    if (!context.run.has_value()) return absl::InvalidArgumentError("--run FILE is needed");
+    const RunConfig& run = *context.run;
+    const int64_t threads =
+        context.flags.threads > 0 ? context.flags.threads : run.cluster.scorer_threads;
+    ASSIGN_OR_RETURN(host_, OpenModelHost(OptionsOfRun(run, static_cast<int>(threads))));
+    ASSIGN_OR_RETURN(judge_, Judge::Create(run.rewards, run.rollout.max_tokens, context.metrics));
+    if (run.algorithm.kl_coef > 0 || run.algorithm.kl_target > 0) {
+      ASSIGN_OR_RETURN(reference_, Reference::Create(host_.get()));
+      LogInfo("reference policy ", run.model.path, " is ", reference_->hash());
+    }
+    service_ = MakeScorerService({.host = host_.get(),
+                                  .judge = judge_.get(),
+                                  .reference = reference_.get(),
+                                  .fence = context.fence,
+                                  .metrics = context.metrics});
+    return absl::OkStatus();
+  }
+
+  std::vector<grpc::Service*> grpc_services() override { return {service_.get()}; }
+
+  std::optional<Membership> membership() override {
+    return Membership{.pool = v1::POOL_SCORER, .profile = host_->profile, .version = [] {
+                        v1::PolicyVersion version;
+                        version.set_number(-1);
+                        return version;
+                      }};
+  }
+
+ private:
+  std::unique_ptr<ModelHost> host_;
+  std::unique_ptr<Judge> judge_;
+  std::unique_ptr<Reference> reference_;
+  std::unique_ptr<grpc::Service> service_;
+};
+}  // namespace
+}  // namespace stretto::services
+
+int main(int argc, char** argv) {
+  stretto::services::ScorerProgram program;
+  return stretto::services::ServiceMain(argc, argv, program);
+}
