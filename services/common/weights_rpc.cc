@@ -39,12 +39,14 @@ v1::WeightsManifest ToProto(const WeightsVersion& version) {
 
 class WeightsServiceImpl final : public v1::Weights::Service {
  public:
-  explicit WeightsServiceImpl(const engine::WeightsStore* store) : store_(store) {}
+  WeightsServiceImpl(const engine::WeightsStore* store, std::function<void(int64_t)> await_deltas)
+      : store_(store), await_deltas_(std::move(await_deltas)) {}
 
   grpc::Status GetManifest(grpc::ServerContext*, const v1::GetManifestRequest* request,
                            v1::WeightsManifest* response) override {
     const auto version = Find(request->version());
     if (!version.ok()) return ToGrpc(version.status());
+    if (await_deltas_) await_deltas_((*version)->number);
     *response = ToProto(**version);
     for (const auto& delta : store_->DeltasTo(**version)) {
       v1::PolicyVersion* base = response->add_delta_bases();
@@ -96,6 +98,7 @@ class WeightsServiceImpl final : public v1::Weights::Service {
   }
 
   const engine::WeightsStore* store_;
+  const std::function<void(int64_t)> await_deltas_;
 };
 
 absl::StatusOr<DType> ParseDType(const std::string& name) {
@@ -257,8 +260,9 @@ class Fetcher {
 };
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeWeightsService(const engine::WeightsStore* store) {
-  return std::make_unique<WeightsServiceImpl>(store);
+std::unique_ptr<grpc::Service> MakeWeightsService(const engine::WeightsStore* store,
+                                                  std::function<void(int64_t)> await_deltas) {
+  return std::make_unique<WeightsServiceImpl>(store, std::move(await_deltas));
 }
 
 absl::StatusOr<FetchedWeights> FetchWeights(const FetchRequest& request) {

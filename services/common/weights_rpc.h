@@ -15,8 +15,11 @@ class Service;
 }  // namespace grpc
 
 namespace stretto::services {
-// Serves what `store` holds; `store` outlives it.
-std::unique_ptr<grpc::Service> MakeWeightsService(const engine::WeightsStore* store);
+// Serves what `store` holds; `store` outlives it. `await_deltas(version number)`, if given, is
+// called before a manifest is sent and may block for a while until deltas to that version are in
+// the store.
+std::unique_ptr<grpc::Service> MakeWeightsService(const engine::WeightsStore* store,
+                                                  std::function<void(int64_t)> await_deltas = {});
 
 struct FetchRequest {
   std::string run_id;

@@ -1,0 +1,59 @@
+// stretto-trainer: takes optimizer steps for a run and serves the policy's versions.
+#include <memory>
+
+#include "base/status.h"
+#include "grpcpp/impl/service_type.h"
+#include "services/common/service_main.h"
+#include "services/common/weights_rpc.h"
+#include "services/trainer/trainer_service.h"
+
+namespace stretto::services {
+namespace {
+// A generator that asks for a new version at once should still get the delta.
+constexpr int64_t kWaitForDeltaMs = 3000;
+
+class TrainerProgram final : public Service {
+ public:
+  std::string kind() const override { return "trainer"; }
+
+  absl::Status Start(const ServiceContext& context) override {
+    if (!context.run.has_value()) return absl::InvalidArgumentError("--run FILE is needed");
+    const RunConfig& run = *context.run;
+    const int64_t threads =
+        context.flags.threads > 0 ? context.flags.threads : run.cluster.trainer_threads;
+    ASSIGN_OR_RETURN(host_, OpenModelHost(OptionsOfRun(run, static_cast<int>(threads))));
+    ASSIGN_OR_RETURN(trainer_,
+                     PolicyTrainer::Open(run, host_.get(), context.metrics, Files::Real()));
+    service_ = MakeTrainerService(trainer_.get(), host_.get(), context.fence);
+    weights_service_ = MakeWeightsService(&trainer_->store(), [this](int64_t number) {
+      trainer_->delta_encoder().WaitFor(number, kWaitForDeltaMs);
+    });
+    return absl::OkStatus();
+  }
+
+  std::vector<grpc::Service*> grpc_services() override {
+    return {service_.get(), weights_service_.get()};
+  }
+
+  std::optional<Membership> membership() override {
+    return Membership{.pool = v1::POOL_TRAINER, .profile = host_->profile, .version = [this] {
+                        const TrainerState state = trainer_->State();
+                        v1::PolicyVersion version;
+                        version.set_number(state.version);
+                        version.set_hash(state.hash);
+                        return version;
+                      }};
+  }
+
+ private:
+  std::unique_ptr<ModelHost> host_;
+  std::unique_ptr<PolicyTrainer> trainer_;
+  std::unique_ptr<grpc::Service> service_, weights_service_;
+};
+}  // namespace
+}  // namespace stretto::services
+
+int main(int argc, char** argv) {
+  stretto::services::TrainerProgram program;
+  return stretto::services::ServiceMain(argc, argv, program);
+}

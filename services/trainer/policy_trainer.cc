@@ -1,0 +1,324 @@
+#include "services/trainer/policy_trainer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/status.h"
+#include "engine/formats/export_hf.h"
+#include "services/common/log.h"
+#include "services/trainer/outcome_json.h"
+#include "services/trainer/step_objective.h"
+
+namespace stretto::services {
+using engine::Parameter;
+
+namespace {
+constexpr int kMaxVersions = 3;  // held for generators: the newest and the bases of its deltas
+
+absl::StatusOr<rl::ObjectiveOptions> ObjectiveOptionsOf(const AlgorithmSection& algorithm) {
+  rl::ObjectiveOptions options;
+  options.clip_low = algorithm.clip_low;
+  options.clip_high = algorithm.clip_high;
+  options.kl_coef = algorithm.kl_coef;
+  options.entropy_coef = algorithm.entropy_coef;
+  options.importance_cap = algorithm.importance_cap;
+  ASSIGN_OR_RETURN(options.kl_estimator, rl::KlEstimatorByName(algorithm.kl_estimator));
+  ASSIGN_OR_RETURN(options.denominator, rl::LossDenominatorByName(algorithm.loss_denominator));
+  return options;
+}
+
+absl::StatusOr<engine::TrainerOptions> EngineOptionsOf(const RunConfig& run,
+                                                       const ModelHost& host) {
+  engine::TrainerOptions options;
+  options.dtype = host.dtype;
+  options.max_sequence_length = run.model.max_sequence_length;
+  options.temperature =
+      run.rollout.temperature > 0 ? static_cast<float>(run.rollout.temperature) : 1.0f;
+  options.micro_batch_tokens = run.train.micro_batch_tokens;
+  options.recompute_activations = run.train.checkpointing == "full";
+  ASSIGN_OR_RETURN(options.schedule.kind, engine::ParseScheduleKind(run.train.lr_schedule));
+  options.schedule.lr = run.train.lr;
+  options.schedule.warmup_steps = run.train.warmup_steps;
+  options.schedule.total_steps = run.train.steps;
+  options.beta1 = run.train.beta1;
+  options.beta2 = run.train.beta2;
+  options.eps = run.train.eps;
+  options.weight_decay = run.train.weight_decay;
+  options.max_grad_norm = run.train.max_grad_norm;
+  return options;
+}
+
+double SecondsSince(int64_t start_ns) {
+  return static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9;
+}
+
+void LogMismatch(const Mismatch& mismatch, const StepRequest& request, double max) {
+  LogError("LOG-PROB MISMATCH in step ", request.step, ": version ", request.base_version,
+           " gives other bits in the trainer than in the generator. First: group ", mismatch.group,
+           ", completion ", mismatch.completion, ", token ", mismatch.position, " (id ",
+           mismatch.token, "): trainer ", mismatch.trainer_logprob, ", generator ",
+           mismatch.generator_logprob, "; largest difference ", max);
+}
+}  // namespace
+
+PolicyTrainer::PolicyTrainer(const RunConfig& run, const ModelHost* host, Metrics* metrics,
+                             Files& files)
+    : run_(run),
+      host_(host),
+      metrics_(metrics),
+      files_(files),
+      store_(kMaxVersions),
+      encoder_(&store_) {}
+
+absl::StatusOr<std::unique_ptr<PolicyTrainer>> PolicyTrainer::Open(const RunConfig& run,
+                                                                   const ModelHost* host,
+                                                                   Metrics* metrics, Files& files) {
+  std::unique_ptr<PolicyTrainer> trainer(new PolicyTrainer(run, host, metrics, files));
+  absl::MutexLock lock(&trainer->engine_mutex_);
+  RETURN_IF_ERROR(trainer->CreateEngine());
+  RETURN_IF_ERROR(trainer->RestoreOrBegin());
+  const std::string hash = trainer->Publish();
+  LogInfo("policy version ", trainer->engine_->version(), " is ", hash);
+  return trainer;
+}
+
+absl::Status PolicyTrainer::CreateEngine() {
+  ASSIGN_OR_RETURN(const engine::TrainerOptions options, EngineOptionsOf(run_, *host_));
+  ASSIGN_OR_RETURN(engine_, engine::TrainerEngine::Create(*host_->device, host_->files.config,
+                                                          options, Clock::Real()));
+  absl::MutexLock lock(&state_mutex_);
+  state_.num_parameters = engine_->num_parameters();
+  return absl::OkStatus();
+}
+
+absl::Status PolicyTrainer::RestoreOrBegin() {
+  const std::string root = JoinPath(run_.run.dir, "checkpoints");
+  std::vector<std::string> folders;
+  if (files_.Exists(root)) {
+    ASSIGN_OR_RETURN(folders, engine::ListCheckpoints(files_, root));
+    // What `latest` names comes first; a folder that is newer was not finished.
+    if (const auto latest = engine::LatestCheckpoint(files_, root); latest.ok()) {
+      folders.push_back(*latest);
+    }
+  }
+  absl::Status last;
+  for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
+    last = Restore(*folder);
+    if (last.ok()) return absl::OkStatus();
+    LogWarning("checkpoint ", *folder, " cannot be used: ", last.ToString());
+    if (absl::IsInvalidArgument(last)) return last;  // another model: a mistake, not damage
+  }
+  if (!last.ok()) {
+    return Annotate(last, absl::StrCat("none of the checkpoints in ", root,
+                                       " can be used (move the folder away to begin anew); last"));
+  }
+  return engine_->LoadModel(*host_->files.tensors);
+}
+
+absl::Status PolicyTrainer::Restore(const std::string& folder) {
+  ASSIGN_OR_RETURN(const engine::CheckpointInfo info,
+                   engine::LoadCheckpoint(files_, folder, *engine_));
+  ASSIGN_OR_RETURN(const CheckpointExtra extra, ParseExtra(info.extra_json));
+  LogInfo("resuming from ", folder);
+  absl::MutexLock lock(&state_mutex_);
+  state_.restored_extra_json = extra.caller_json;
+  state_.checkpoint_version = info.counters.version;
+  state_.checkpoint_hash = info.checkpoint_hash;
+  last_extra_json_ = extra.caller_json;
+  last_outcome_ = extra.last_outcome;
+  return absl::OkStatus();
+}
+
+std::string PolicyTrainer::Publish() {
+  const std::shared_ptr<const engine::HostWeights> weights = engine_->GetWeights();
+  engine::Manifest manifest;
+  std::vector<engine::SharedBytes> tensors;
+  for (const Parameter& parameter : weights->parameters()) {
+    manifest.push_back({.name = parameter.spec.name,
+                        .dtype = weights->dtype(),
+                        .shape = parameter.spec.shape,
+                        .hash = ""});
+    tensors.emplace_back(weights, weights->bytes(parameter));
+  }
+  const auto version =
+      engine::MakeVersion(weights->version(), std::move(manifest), std::move(tensors));
+  store_.Put(version);
+  encoder_.Encode(version);
+  absl::MutexLock lock(&state_mutex_);
+  state_.version = version->number;
+  state_.hash = version->hash;
+  return version->hash;
+}
+
+absl::StatusOr<absl::optional<StepOutcome>> PolicyTrainer::Look(
+    int64_t step, int64_t base_version, const std::string& base_hash) const {
+  absl::MutexLock lock(&state_mutex_);
+  if (base_version != step - 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step ", step, " starts from version ", step - 1, ", not ", base_version));
+  }
+  if (step == state_.version && last_outcome_.has_value()) return last_outcome_;
+  if (base_version != state_.version) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", step, " cannot be taken: this trainer is at version ", state_.version));
+  }
+  if (!base_hash.empty() && base_hash != state_.hash) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("version ", base_version, " is ", state_.hash, " here, not ", base_hash));
+  }
+  return absl::optional<StepOutcome>();
+}
+
+absl::StatusOr<StepOutcome> PolicyTrainer::TakeStep(const StepRequest& request) {
+  absl::MutexLock lock(&engine_mutex_);
+  // A repeat waited for the first call, and finds its result here.
+  ASSIGN_OR_RETURN(absl::optional<StepOutcome> taken,
+                   Look(request.step, request.base_version, request.base_hash));
+  if (taken.has_value()) return *std::move(taken);
+  ASSIGN_OR_RETURN(StepOutcome outcome, Compute(request));
+  {
+    absl::MutexLock state(&state_mutex_);
+    state_.busy_seconds += outcome.seconds;
+    last_outcome_ = outcome;
+  }
+  Report(outcome);
+  return outcome;
+}
+
+absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
+  const int64_t start_ns = Clock::Real().NowNs();
+  ASSIGN_OR_RETURN(rl::ObjectiveOptions options, ObjectiveOptionsOf(run_.algorithm));
+  if (request.kl_coef.has_value()) options.kl_coef = *request.kl_coef;
+  ASSIGN_OR_RETURN(const auto objective, rl::MakeObjective(run_.algorithm.name, options));
+  const StepObjective step_objective(*objective, request.batch, request.base_version);
+  ASSIGN_OR_RETURN(const engine::StepResult result, engine_->Step(request.batch, step_objective));
+  if (const auto& mismatch = step_objective.first_mismatch(); mismatch.has_value()) {
+    LogMismatch(*mismatch, request, result.logprob_mismatch_max);
+  }
+  const int64_t publish_ns = Clock::Real().NowNs();
+  StepOutcome outcome;
+  outcome.version = result.version;
+  outcome.hash = Publish();
+  outcome.skipped = result.skipped;
+  outcome.skip_reason = result.skip_reason;
+  outcome.num_tokens = result.num_computed_tokens;
+  outcome.metrics = step_objective.sums().Metrics();
+  outcome.metrics["kl_coef"] = options.kl_coef;
+  outcome.metrics["entropy"] = result.entropy;
+  outcome.metrics["grad_norm"] = result.grad_norm;
+  outcome.metrics["lr"] = result.lr;
+  outcome.metrics["logprob_mismatch_max"] = result.logprob_mismatch_max;
+  outcome.metrics["compared_tokens"] = static_cast<double>(result.num_compared_tokens);
+  outcome.metrics["trained_tokens"] = static_cast<double>(result.num_trained_tokens);
+  outcome.metrics["micro_batches"] = static_cast<double>(result.num_micro_batches);
+  outcome.metrics["completion_length"] =
+      static_cast<double>(result.num_trained_tokens) /
+      static_cast<double>(std::max<int64_t>(1, request.batch.num_completions()));
+  outcome.metrics["reward_mean"] = request.reward_mean;
+  outcome.metrics["reward_std"] = request.reward_std;
+  outcome.metrics["forward_seconds"] = result.forward_seconds;
+  outcome.metrics["objective_seconds"] = result.objective_seconds;
+  outcome.metrics["backward_seconds"] = result.backward_seconds;
+  outcome.metrics["optimizer_seconds"] = result.optimizer_seconds;
+  outcome.metrics["publish_seconds"] = SecondsSince(publish_ns);
+  outcome.seconds = SecondsSince(start_ns);
+  outcome.metrics["train_seconds"] = outcome.seconds;
+  outcome.metrics["train_tokens_per_second"] =
+      static_cast<double>(result.num_computed_tokens) / std::max(outcome.seconds, 1e-9);
+  return outcome;
+}
+
+void PolicyTrainer::Report(const StepOutcome& outcome) {
+  for (const auto& [name, value] : outcome.metrics) {
+    metrics_->gauge(absl::StrCat("stretto_trainer_", name), "Of the last step.").Set(value);
+  }
+  metrics_->gauge("stretto_policy_version", "Policy version in use.")
+      .Set(static_cast<double>(outcome.version));
+  const auto metric = [&outcome](const char* name) {
+    const auto found = outcome.metrics.find(name);
+    return found == outcome.metrics.end() ? 0.0 : found->second;
+  };
+  LogInfo("step ", outcome.version, outcome.skipped ? " SKIPPED: " + outcome.skip_reason : "",
+          ": reward ", metric("reward_mean"), ", loss ", metric("loss"), ", grad norm ",
+          metric("grad_norm"), ", entropy ", metric("entropy"), ", mismatch ",
+          metric("logprob_mismatch_max"), ", ", outcome.num_tokens, " tokens in ", outcome.seconds,
+          " s");
+}
+
+absl::StatusOr<engine::CheckpointInfo> PolicyTrainer::Save(const std::string& extra_json) {
+  absl::MutexLock lock(&engine_mutex_);
+  const std::string root = JoinPath(run_.run.dir, "checkpoints");
+  CheckpointExtra extra{.caller_json = extra_json, .last_outcome = {}};
+  {
+    absl::MutexLock state(&state_mutex_);
+    if (state_.checkpoint_version == state_.version && last_extra_json_ == extra_json) {
+      // A repeat: the checkpoint is there.
+      const auto latest = engine::LatestCheckpoint(files_, root);
+      if (latest.ok()) {
+        auto info = engine::ReadCheckpointInfo(files_, *latest);
+        if (info.ok() && info->counters.version == state_.version) return info;
+      }
+    }
+    extra.last_outcome = last_outcome_;
+  }
+  const int64_t start_ns = Clock::Real().NowNs();
+  ASSIGN_OR_RETURN(
+      engine::CheckpointInfo info,
+      engine::SaveCheckpoint(
+          files_, {.root = root, .keep = std::max<int64_t>(1, run_.train.keep_checkpoints)},
+          *engine_, ToJson(extra)));
+  LogInfo("checkpoint of version ", info.counters.version, " (", info.checkpoint_hash, ") at ",
+          info.path, " in ", SecondsSince(start_ns), " s");
+  absl::MutexLock state(&state_mutex_);
+  state_.checkpoint_version = info.counters.version;
+  state_.checkpoint_hash = info.checkpoint_hash;
+  last_extra_json_ = extra_json;
+  return info;
+}
+
+absl::StatusOr<int64_t> PolicyTrainer::Export(const std::string& path, const std::string& dtype) {
+  engine::ExportOptions options;
+  options.path = path;
+  if (path.empty()) return absl::InvalidArgumentError("path: the folder to write is expected");
+  if (dtype.empty() || dtype == "bf16") {
+    options.type = DType::kBF16;
+  } else if (dtype == "f32") {
+    options.type = DType::kF32;
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat("dtype '", dtype, "': expected bf16 or f32"));
+  }
+  options.config = host_->files.config;
+  options.generation = host_->files.generation;
+  // Writing over an earlier export is a repeat; over anything else a mistake.
+  options.overwrite = files_.Exists(JoinPath(path, "config.json")) &&
+                      files_.Exists(JoinPath(path, "model.safetensors"));
+  if (host_->files.kind == engine::ModelFiles::Kind::kFolder) {
+    options.tokenizer_folder = host_->files.path;
+  } else {
+    const engine::Tokenizer& tokenizer = host_->prompts->tokenizer();
+    options.tokenizer_files = {{"tokenizer.json", tokenizer.ToTokenizerJson()},
+                               {"tokenizer_config.json", tokenizer.ToTokenizerConfigJson()}};
+  }
+  absl::MutexLock lock(&engine_mutex_);
+  engine::TrainerEngine* engine = engine_.get();
+  const engine::RowReader read = [engine](const engine::TensorSpec& tensor, int64_t row_begin,
+                                          int64_t row_end, DType type, void* dst) -> absl::Status {
+    const Parameter* parameter = engine->layout().Find(tensor.name);
+    if (parameter == nullptr) {
+      return absl::NotFoundError(absl::StrCat("no parameter ", tensor.name));
+    }
+    return engine->ReadRows(*parameter, row_begin, row_end, type, dst);
+  };
+  RETURN_IF_ERROR(engine::ExportHf(files_, options, read));
+  LogInfo("version ", engine_->version(), " exported to ", path);
+  return engine_->version();
+}
+
+TrainerState PolicyTrainer::State() const {
+  absl::MutexLock lock(&state_mutex_);
+  return state_;
+}
+}  // namespace stretto::services

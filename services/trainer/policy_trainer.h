@@ -1,0 +1,105 @@
+// The policy in training: the engine with its masters and optimizer, the versions that others may
+// fetch, and the checkpoints. A step is taken once: asking again for the step that was taken last
+// gives its first result. Thread-safe; calls that need the engine run one at a time. Knows no gRPC.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/files.h"
+#include "config/run_config.h"
+#include "engine/training/checkpoint.h"
+#include "engine/training/trainer_engine.h"
+#include "engine/weights/store.h"
+#include "services/common/metrics.h"
+#include "services/common/model_host.h"
+#include "services/trainer/delta_encoder.h"
+
+namespace stretto::services {
+struct StepRequest {
+  int64_t step = 0;          // produces version `step`
+  int64_t base_version = 0;  // step − 1
+  std::string base_hash;     // empty: not checked
+  absl::optional<double> kl_coef;
+  engine::TrainBatch batch;
+  double reward_mean = 0, reward_std = 0;  // of the batch's completions, for the metrics
+};
+
+struct StepOutcome {
+  int64_t version = 0;
+  std::string hash;
+  std::map<std::string, double> metrics;
+  bool skipped = false;
+  std::string skip_reason;
+  double seconds = 0;
+  int64_t num_tokens = 0;
+};
+
+struct TrainerState {
+  int64_t version = 0;
+  std::string hash;
+  std::string restored_extra_json;  // of the checkpoint loaded at start; empty: fresh
+  int64_t checkpoint_version = -1;  // newest durable one
+  std::string checkpoint_hash;
+  int64_t num_parameters = 0;
+  double busy_seconds = 0;
+};
+
+class PolicyTrainer {
+ public:
+  // Restores the newest checkpoint under <run dir>/checkpoints that is whole (damaged ones are
+  // named in the log and passed over; if all are damaged that is the error), or begins with the
+  // model. `host` and `metrics` outlive the trainer. Blocks.
+  static absl::StatusOr<std::unique_ptr<PolicyTrainer>> Open(const RunConfig& run,
+                                                             const ModelHost* host,
+                                                             Metrics* metrics, Files& files);
+
+  // The outcome of `step` if it is the one taken last. FAILED_PRECONDITION: neither this one nor
+  // the next is asked for, or the base is another. nullopt: it can be taken now.
+  absl::StatusOr<absl::optional<StepOutcome>> Look(int64_t step, int64_t base_version,
+                                                   const std::string& base_hash) const;
+  // Blocks for the computation, which is not interrupted.
+  absl::StatusOr<StepOutcome> TakeStep(const StepRequest& request);
+
+  // Durable when it returns. `extra_json` comes back in TrainerState::restored_extra_json.
+  absl::StatusOr<engine::CheckpointInfo> Save(const std::string& extra_json);
+  // A Hugging Face folder. "bf16": the weights of computation, "f32": the masters.
+  absl::StatusOr<int64_t> Export(const std::string& path, const std::string& dtype);
+
+  TrainerState State() const;
+  const engine::WeightsStore& store() const { return store_; }
+  DeltaEncoder& delta_encoder() { return encoder_; }
+
+ private:
+  PolicyTrainer(const RunConfig& run, const ModelHost* host, Metrics* metrics, Files& files);
+  absl::Status CreateEngine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::Status RestoreOrBegin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::Status Restore(const std::string& folder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  // Makes the engine's weights the newest version of the store; its hash.
+  std::string Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::StatusOr<StepOutcome> Compute(const StepRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  void Report(const StepOutcome& outcome);
+
+  const RunConfig run_;
+  const ModelHost* host_;
+  Metrics* metrics_;
+  Files& files_;
+  engine::WeightsStore store_;
+  DeltaEncoder encoder_;
+
+  absl::Mutex engine_mutex_;  // before state_mutex_
+  std::unique_ptr<engine::TrainerEngine> engine_ ABSL_GUARDED_BY(engine_mutex_);
+
+  mutable absl::Mutex state_mutex_;
+  TrainerState state_ ABSL_GUARDED_BY(state_mutex_);
+  absl::optional<StepOutcome> last_outcome_ ABSL_GUARDED_BY(state_mutex_);
+  std::string last_extra_json_ ABSL_GUARDED_BY(state_mutex_);
+};
+}  // namespace stretto::services

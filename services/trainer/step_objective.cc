@@ -1,0 +1,66 @@
+#include "services/trainer/step_objective.h"
+
+#include <cstring>
+
+#include "base/check.h"
+
+namespace stretto::services {
+StepObjective::StepObjective(const rl::Objective& objective, const engine::TrainBatch& batch,
+                             int64_t base_version)
+    : objective_(objective), batch_(batch), base_version_(base_version) {
+  for (size_t g = 0; g < batch.groups.size(); ++g) {
+    for (size_t c = 0; c < batch.groups[g].completions.size(); ++c) {
+      if (batch.groups[g].completions[c].ids.empty()) continue;
+      refs_.push_back({.group = static_cast<int64_t>(g), .completion = static_cast<int64_t>(c)});
+    }
+  }
+}
+
+void StepObjective::Evaluate(const engine::ObjectiveInput& input,
+                             engine::ObjectiveOutput& output) const {
+  const rl::StepTotals totals{.num_tokens = input.step_tokens,
+                              .num_sequences = input.step_completions};
+  for (size_t i = 0; i + 1 < input.completion_begin.size(); ++i) {
+    const auto begin = static_cast<size_t>(input.completion_begin[i]);
+    const auto size = static_cast<size_t>(input.completion_begin[i + 1]) - begin;
+    rl::SequenceInputs in;
+    in.logprobs_T = input.logprobs.subspan(begin, size);
+    in.behaviour_logprobs_T = input.behaviour_logprobs.subspan(begin, size);
+    if (!input.reference_logprobs.empty()) {
+      in.reference_logprobs_T = input.reference_logprobs.subspan(begin, size);
+    }
+    in.entropies_T = input.entropy.subspan(begin, size);
+    in.advantage = input.advantages[i];
+    const rl::LossSums sums =
+        objective_.Evaluate(in, totals,
+                            {.d_logprobs_T = output.d_logprobs.subspan(begin, size),
+                             .d_entropies_T = output.d_entropy.subspan(begin, size)});
+    output.loss += sums.loss;
+    state_.sums.Merge(sums);
+    STRETTO_CHECK(state_.next_completion < refs_.size());
+    Compare(refs_[state_.next_completion++], in.logprobs_T);
+  }
+}
+
+void StepObjective::Compare(const engine::CompletionRef& ref,
+                            absl::Span<const float> logprobs) const {
+  if (state_.first_mismatch.has_value()) return;
+  const engine::TrainCompletion& completion = batch_.groups[ref.group].completions[ref.completion];
+  STRETTO_CHECK(completion.ids.size() == logprobs.size());
+  for (size_t t = 0; t < logprobs.size(); ++t) {
+    if (t >= completion.policy_versions.size() || t >= completion.behaviour_logprobs.size() ||
+        completion.policy_versions[t] != base_version_) {
+      continue;
+    }
+    const float generated = completion.behaviour_logprobs[t];
+    if (std::memcmp(&logprobs[t], &generated, sizeof(float)) == 0) continue;
+    state_.first_mismatch = Mismatch{.group = ref.group,
+                                     .completion = ref.completion,
+                                     .position = static_cast<int64_t>(t),
+                                     .token = completion.ids[t],
+                                     .trainer_logprob = logprobs[t],
+                                     .generator_logprob = generated};
+    return;
+  }
+}
+}  // namespace stretto::services

@@ -1,0 +1,52 @@
+// One step's objective as the engine calls it: rl's pure functions, sequence by sequence, with the
+// step's sums kept in batch order. It also looks where the trainer's log-probs are not those of the
+// generator, which names the first such token.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/types/optional.h"
+#include "engine/training/micro_batch.h"
+#include "engine/training/objective.h"
+#include "rl/objective.h"
+
+namespace stretto::services {
+// A token whose log-prob has other bits in the trainer than in the generator, both under the same
+// version.
+struct Mismatch {
+  int64_t group = 0, completion = 0, position = 0;  // indices in the batch; token of the completion
+  int32_t token = 0;
+  float trainer_logprob = 0, generator_logprob = 0;
+};
+
+// For one step of one batch; the engine calls Evaluate with the batch's completions in order. Not
+// thread-safe.
+class StepObjective final : public engine::Objective {
+ public:
+  // All outlive the object. `base_version`: the version that the step starts from.
+  StepObjective(const rl::Objective& objective, const engine::TrainBatch& batch,
+                int64_t base_version);
+
+  void Evaluate(const engine::ObjectiveInput& input,
+                engine::ObjectiveOutput& output) const override;
+
+  const rl::LossSums& sums() const { return state_.sums; }
+  const absl::optional<Mismatch>& first_mismatch() const { return state_.first_mismatch; }
+
+ private:
+  struct State {
+    size_t next_completion = 0;  // index in refs_
+    rl::LossSums sums;
+    absl::optional<Mismatch> first_mismatch;
+  };
+  void Compare(const engine::CompletionRef& ref, absl::Span<const float> logprobs) const;
+
+  const rl::Objective& objective_;
+  const engine::TrainBatch& batch_;
+  const int64_t base_version_;
+  std::vector<engine::CompletionRef> refs_;  // completions that have tokens, in order
+  mutable State state_;                      // of the step under way
+};
+}  // namespace stretto::services
