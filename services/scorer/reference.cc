@@ -14,11 +14,12 @@ absl::StatusOr<std::unique_ptr<Reference>> Reference::Create(const ModelHost* ho
   return reference;
 }
 
-absl::StatusOr<engine::GroupLogProbs> Reference::LogProbs(const engine::ScoreGroup& group) {
+absl::StatusOr<engine::GroupLogProbs> Reference::LogProbs(const engine::ScoreGroup& group,
+                                                          float temperature) {
   absl::MutexLock lock(&mutex_);
   const int64_t start_ns = Clock::Real().NowNs();
   absl::StatusOr<std::vector<engine::GroupLogProbs>> logprobs =
-      scorer_->Score(*weights_, absl::MakeConstSpan(&group, 1));
+      scorer_->Score(*weights_, absl::MakeConstSpan(&group, 1), temperature);
   busy_seconds_ += static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9;
   RETURN_IF_ERROR(logprobs.status());
   return std::move(logprobs->at(0));

@@ -17,8 +17,10 @@ class Reference {
  public:
   // Reads the weights. `host` outlives the reference. Blocks.
   static absl::StatusOr<std::unique_ptr<Reference>> Create(const ModelHost* host);
-  // One log-prob a completion token, by completion. INVALID_ARGUMENT says what cannot be scored.
-  absl::StatusOr<engine::GroupLogProbs> LogProbs(const engine::ScoreGroup& group);
+  // One log-prob (of logits / temperature) a completion token, by completion. INVALID_ARGUMENT says
+  // what cannot be scored.
+  absl::StatusOr<engine::GroupLogProbs> LogProbs(const engine::ScoreGroup& group,
+                                                 float temperature);
   // Tree hash of the weights.
   const std::string& hash() const { return hash_; }
   double busy_seconds() const;

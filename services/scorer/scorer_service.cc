@@ -126,11 +126,11 @@ class ScorerServiceImpl final : public v1::Scorer::Service {
     RETURN_IF_ERROR(CheckIds(request.prompt_ids(), "prompt_ids"));
     engine::ScoreGroup group;
     group.prompt_ids = {request.prompt_ids().begin(), request.prompt_ids().end()};
-    group.temperature = request.temperature() == 0 ? 1.0f : request.temperature();
     for (const v1::Completion& completion : request.completions()) {
       group.completions.emplace_back(completion.ids().begin(), completion.ids().end());
     }
-    ASSIGN_OR_RETURN(const engine::GroupLogProbs logprobs, parts_.reference->LogProbs(group));
+    ASSIGN_OR_RETURN(const engine::GroupLogProbs logprobs,
+                     parts_.reference->LogProbs(group, request.temperature()));
     for (int i = 0; i < response.scores_size(); ++i) {
       response.mutable_scores(i)->mutable_reference_logprobs()->Add(logprobs[i].begin(),
                                                                     logprobs[i].end());

@@ -74,22 +74,21 @@ TestRun::TestRun(const TestRunOptions& options) {
     absl::StrAppend(&lines, "{\"prompt\": \"", i, "+1=\", \"answer\": \"", i + 1, "\"}\n");
   }
   WriteText(File("train.jsonl"), lines);
-  WriteText(run_file(),
-            absl::StrCat("run: {name: test, dir: ", run_dir(), ", seed: 7}\n",
-                         "model: {path: ", model(),
-                         ", chat_format: none, max_sequence_length: 128}\n",
-                         "data: {train: ", File("train.jsonl"), "}\n",
-                         "rollout: {group_size: 4, max_tokens: 24}\n",
-                         "train: {steps: 100, prompts_per_step: 2, lr: 1.0e-3, warmup_steps: 0}\n",
-                         options.algorithm, options.rewards, options.schedule,
-                         "cluster: {backend: ", options.backend,
-                         ", heartbeat_ms: 50, kv_cache_mb: 16, generator_threads: 1, "
-                         "trainer_threads: 1, scorer_threads: 1}\n"));
+  WriteText(
+      run_file(),
+      absl::StrCat("run: {name: test, dir: ", run_dir(), ", seed: 7}\n", "model: {path: ", model(),
+                   ", chat_format: none, max_sequence_length: 128}\n", "data: {train: ",
+                   File("train.jsonl"), "}\n", "rollout: {group_size: 4, max_tokens: 24}\n",
+                   "train: {steps: 100, prompts_per_step: 2, lr: 1.0e-3, warmup_steps: 0}\n",
+                   options.algorithm, options.rewards, options.schedule,
+                   "cluster: {backend: ", options.backend,
+                   ", heartbeat_ms: 50, kv_cache_mb: 16, generator_threads: 1, "
+                   "trainer_threads: 1, scorer_threads: 1}\n"));
 }
 
 Process TestRun::Start(const std::string& kind, const std::string& name, int port,
                        std::vector<std::string> more) const {
-  std::vector<std::string> arguments = {"--run",  run_file(),           "--name", name,
+  std::vector<std::string> arguments = {"--run",  run_file(),         "--name",      name,
                                         "--port", absl::StrCat(port), "--log-level", "debug"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return Process("stretto-" + kind, std::move(arguments), LogOf(name));
@@ -103,8 +102,8 @@ std::string TestRun::MemberField(const std::string& name, const std::string& fie
 
 std::string TestRun::WaitForAddress(Process& process, const std::string& name) const {
   const std::string pid = absl::StrCat(process.pid());
-  const bool up = Eventually(
-      [&] { return MemberField(name, "pid") == pid || !process.IsRunning(); }, 30000);
+  const bool up =
+      Eventually([&] { return MemberField(name, "pid") == pid || !process.IsRunning(); }, 30000);
   INFO(process.Log());
   REQUIRE(up);
   REQUIRE(process.IsRunning());

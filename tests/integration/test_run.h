@@ -1,5 +1,5 @@
-// A run to test services with: a small random model on disk, a dataset, a run file, and the services
-// of the run as real processes.
+// A run to test services with: a small random model on disk, a dataset, a run file, and the
+// services of the run as real processes.
 #pragma once
 
 #include <cstdint>

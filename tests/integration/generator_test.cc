@@ -1,0 +1,304 @@
+// The generator as a process of its own.
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "tests/integration/client.h"
+#include "tests/integration/test_run.h"
+
+namespace stretto::testing {
+namespace {
+const std::vector<int32_t> kPrompt = {21, 14, 20, 32};
+
+struct Server {
+  explicit Server(std::vector<std::string> more = {}) : port(FreePort()) {
+    WriteTestModel(folder.File("model"));
+    Restart(std::move(more));
+  }
+  void Restart(std::vector<std::string> more = {}) {
+    std::vector<std::string> arguments = {"--model",       folder.File("model"),
+                                          "--port",        absl::StrCat(port),
+                                          "--dtype",       "bf16",
+                                          "--chat-format", "none",
+                                          "--threads",     "1",
+                                          "--kv-cache-mb", "16"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    process = std::make_unique<Process>("stretto-generator", arguments, folder.File("log"));
+    const bool up = WaitForPort(*process, port);
+    INFO(process->Log());
+    REQUIRE(up);
+    stub = Connect<v1::Generator>(absl::StrCat("127.0.0.1:", port));
+  }
+  v1::GeneratorStatus Status() {
+    CallContext context;
+    v1::GeneratorStatus status;
+    REQUIRE(stub->GetGeneratorStatus(&context, {}, &status).ok());
+    return status;
+  }
+
+  TempDir folder;
+  int port;
+  std::unique_ptr<Process> process;
+  std::unique_ptr<v1::Generator::Stub> stub;
+};
+
+std::string ReadLog(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+grpc::StatusCode CodeOf(Server& server, const v1::GenerateRequest& request) {
+  return Generate(*server.stub, request).status.error_code();
+}
+}  // namespace
+
+TEST_CASE("a generator without a coordinator: tokens are functions of their prefix and identity") {
+  Server server;
+  const v1::GenerateRequest request = MakeGenerateRequest(kPrompt, 3, 20);
+  const Generated first = Generate(*server.stub, request);
+  INFO(first.status.error_message());
+  REQUIRE(first.status.ok());
+  REQUIRE(first.completions.size() == 3);
+  for (const auto& [index, completion] : first.completions) {
+    CHECK(completion.ids_size() >= 1);
+    CHECK(completion.ids_size() <= 20);
+    CHECK(completion.logprobs_size() == completion.ids_size());
+    CHECK(completion.versions_size() == completion.ids_size());
+    CHECK(completion.sampling_logprobs_size() == 0);
+    for (const float logprob : completion.logprobs()) CHECK(logprob <= 0);
+    const bool stopped = completion.finish_reason() == v1::FINISH_REASON_STOP;
+    CHECK((stopped || completion.finish_reason() == v1::FINISH_REASON_LENGTH));
+    CHECK(stopped == (completion.ids(completion.ids_size() - 1) == 0));
+  }
+  CHECK(first.completions.at(0).SerializeAsString() != first.completions.at(1).SerializeAsString());
+
+  SECTION("asking again gives the same bits") {
+    CHECK(Same(first, Generate(*server.stub, request)));
+  }
+  SECTION("so does a process that was killed and started again") {
+    server.process->Kill();
+    server.Restart({"--threads", "2"});
+    CHECK(Same(first, Generate(*server.stub, request)));
+  }
+  SECTION("a rollout that another generator began ends the same") {
+    v1::GenerateRequest rest = MakeGenerateRequest(kPrompt, 0, 20);
+    const v1::Completion& whole = first.completions.at(2);
+    const int num_prefix = whole.ids_size() / 2;
+    v1::SampleRequest* sample = rest.add_samples();
+    sample->set_sample_index(2);
+    for (int i = 0; i < num_prefix; ++i) {
+      sample->mutable_prefix()->add_ids(whole.ids(i));
+      sample->mutable_prefix()->add_logprobs(whole.logprobs(i));
+    }
+    const Generated end = Generate(*server.stub, rest);
+    REQUIRE(end.status.ok());
+    const v1::Completion& tail = end.completions.at(2);
+    REQUIRE(tail.ids_size() == whole.ids_size() - num_prefix);
+    for (int i = 0; i < tail.ids_size(); ++i) {
+      CHECK(tail.ids(i) == whole.ids(num_prefix + i));
+      CHECK(tail.logprobs(i) == whole.logprobs(num_prefix + i));
+    }
+  }
+  SECTION("other samples, prompts and seeds draw other tokens") {
+    v1::GenerateRequest other = request;
+    other.set_run_seed(8);
+    CHECK(!Same(first, Generate(*server.stub, other)));
+    other = request;
+    other.mutable_prompt_id()->set_epoch(1);
+    CHECK(!Same(first, Generate(*server.stub, other)));
+  }
+  SECTION("text is the decoded tokens") {
+    v1::GenerateRequest text = request;
+    text.set_return_text(true);
+    const Generated result = Generate(*server.stub, text);
+    CHECK(Same(first, result));
+    for (const auto& [index, completion] : result.completions) {
+      CHECK((completion.ids_size() == 1 || !result.texts.at(index).empty()));
+    }
+  }
+  SECTION("truncated sampling tells both log-probs") {
+    v1::GenerateRequest truncated = request;
+    truncated.mutable_sampling()->set_top_k(3);
+    const Generated result = Generate(*server.stub, truncated);
+    REQUIRE(result.status.ok());
+    const v1::Completion& completion = result.completions.at(0);
+    REQUIRE(completion.sampling_logprobs_size() == completion.ids_size());
+    for (int i = 0; i < completion.ids_size(); ++i) {
+      CHECK(completion.sampling_logprobs(i) >= completion.logprobs(i));
+    }
+  }
+}
+
+TEST_CASE("what a generator refuses, and says why") {
+  Server server;
+  v1::GenerateRequest request = MakeGenerateRequest(kPrompt, 1, 8);
+  using grpc::StatusCode;
+  SECTION("no prompt") {
+    request.clear_prompt_ids();
+    CHECK(CodeOf(server, request) == StatusCode::INVALID_ARGUMENT);
+  }
+  SECTION("an id outside the vocabulary") {
+    request.add_prompt_ids(257);
+    const Generated result = Generate(*server.stub, request);
+    CHECK(result.status.error_code() == StatusCode::INVALID_ARGUMENT);
+    CHECK(result.status.error_message().find("257") != std::string::npos);
+    request.set_prompt_ids(4, -1);
+    CHECK(CodeOf(server, request) == StatusCode::INVALID_ARGUMENT);
+  }
+  SECTION("longer than the context") {
+    for (int i = 0; i < 300; ++i) request.add_prompt_ids(5);
+    CHECK(CodeOf(server, request) == StatusCode::INVALID_ARGUMENT);
+  }
+  SECTION("no samples, a sample twice, no tokens, wild sampling") {
+    request.clear_samples();
+    CHECK(CodeOf(server, request) == StatusCode::INVALID_ARGUMENT);
+    request.add_samples();
+    request.add_samples();
+    CHECK(CodeOf(server, request) == StatusCode::INVALID_ARGUMENT);
+    request = MakeGenerateRequest(kPrompt, 1, 0);
+    CHECK(CodeOf(server, request) == StatusCode::INVALID_ARGUMENT);
+    request = MakeGenerateRequest(kPrompt, 1, 8, -1.0f);
+    CHECK(CodeOf(server, request) == StatusCode::INVALID_ARGUMENT);
+    request = MakeGenerateRequest(kPrompt, 1, 8);
+    request.mutable_samples(0)->mutable_prefix()->add_ids(9999);
+    CHECK(CodeOf(server, request) == StatusCode::INVALID_ARGUMENT);
+  }
+  SECTION("other weights than expected") {
+    request.mutable_expected_version()->set_number(3);
+    CHECK(CodeOf(server, request) == StatusCode::FAILED_PRECONDITION);
+    request.mutable_expected_version()->set_number(0);
+    request.mutable_expected_version()->set_hash("00000000000000000000000000000000");
+    CHECK(CodeOf(server, request) == StatusCode::FAILED_PRECONDITION);
+    request.mutable_expected_version()->set_hash(server.Status().version().hash());
+    CHECK(CodeOf(server, request) == StatusCode::OK);
+  }
+  SECTION("an epoch that it was never given") {
+    request.mutable_caller()->set_member_epoch(12);
+    CHECK(CodeOf(server, request) == StatusCode::FAILED_PRECONDITION);
+  }
+  SECTION("weights that it has not prepared, or that nobody has") {
+    CallContext commit_context;
+    v1::CommitWeightsRequest commit;
+    commit.mutable_version()->set_number(1);
+    commit.mutable_version()->set_hash("00000000000000000000000000000000");
+    v1::CommitWeightsResponse committed;
+    CHECK(server.stub->CommitWeights(&commit_context, commit, &committed).error_code() ==
+          StatusCode::FAILED_PRECONDITION);
+    CallContext prepare_context;
+    v1::PrepareWeightsRequest prepare;
+    *prepare.mutable_version() = commit.version();
+    prepare.add_sources(absl::StrCat("127.0.0.1:", FreePort()));
+    v1::PrepareWeightsResponse prepared;
+    CHECK(server.stub->PrepareWeights(&prepare_context, prepare, &prepared).error_code() ==
+          StatusCode::UNAVAILABLE);
+  }
+  // Whatever was refused left no trace.
+  const v1::GeneratorStatus status = server.Status();
+  CHECK(status.num_running() == 0);
+  CHECK(status.num_queued() == 0);
+  CHECK(Generate(*server.stub, MakeGenerateRequest(kPrompt, 1, 8)).status.ok());
+}
+
+TEST_CASE("a caller that goes away frees what it had begun") {
+  Server server;
+  v1::GenerateRequest request = MakeGenerateRequest(kPrompt, 8, 200);
+  request.mutable_sampling()->set_ignore_eos(true);
+  CallContext context;
+  auto reader = server.stub->Generate(&context, request);
+  v1::GenerateEvent event;
+  REQUIRE(reader->Read(&event));
+  context.TryCancel();
+  while (reader->Read(&event)) {
+  }
+  CHECK(reader->Finish().error_code() == grpc::StatusCode::CANCELLED);
+  CHECK(Eventually([&] {
+    const v1::GeneratorStatus status = server.Status();
+    return status.num_running() == 0 && status.num_queued() == 0;
+  }));
+}
+
+TEST_CASE("health, metrics, draining and an orderly end") {
+  const int metrics_port = FreePort();
+  Server server({"--metrics-port", absl::StrCat(metrics_port)});
+  REQUIRE(Generate(*server.stub, MakeGenerateRequest(kPrompt, 1, 8)).status.ok());
+  const auto has = [&](const char* text) {
+    return HttpGet(metrics_port, "/metrics").find(text) != std::string::npos;
+  };
+  CHECK(has("stretto_rpcs_total{code=\"OK\",method=\"stretto.v1.Generator/Generate\"} 1"));
+  CHECK(Eventually([&] { return has("stretto_generator_tokens_total"); }));
+
+  SECTION("drained, it takes no new work and says so") {
+    CallContext context;
+    v1::DrainResponse response;
+    REQUIRE(server.stub->Drain(&context, {}, &response).ok());
+    CHECK(CodeOf(server, MakeGenerateRequest(kPrompt, 1, 8)) == grpc::StatusCode::UNAVAILABLE);
+    CHECK(server.Status().draining());
+  }
+  SECTION("SIGTERM ends running rollouts as aborted, with what they have") {
+    v1::GenerateRequest request = MakeGenerateRequest(kPrompt, 4, 200);
+    request.mutable_sampling()->set_ignore_eos(true);
+    Generated result;
+    std::thread call([&] { result = Generate(*server.stub, request); });
+    REQUIRE(Eventually([&] { return server.Status().num_running() > 0; }));
+    server.process->Signal(SIGTERM);
+    CHECK(server.process->WaitForExit(10000) == 0);
+    call.join();
+    CHECK(result.status.ok());
+    for (const auto& [index, completion] : result.completions) {
+      CHECK(completion.logprobs_size() == completion.ids_size());
+      CHECK((completion.finish_reason() == v1::FINISH_REASON_ABORTED ||
+             completion.ids_size() == 200));
+    }
+  }
+}
+
+TEST_CASE("a generator that cannot start says why and exits with 1 or 2") {
+  TempDir folder;
+  const std::string model = folder.File("model"), log = folder.File("log");
+  WriteTestModel(model);
+  const auto run = [&](std::vector<std::string> arguments) {
+    Process process("stretto-generator", std::move(arguments), log);
+    return process.WaitForExit(20000);
+  };
+  const auto log_has = [&](const std::string& text) {
+    const std::string content = ReadLog(log);
+    INFO(content);
+    return content.find(text) != std::string::npos;
+  };
+  SECTION("the port is in use") {
+    Server other;
+    CHECK(run({"--model", model, "--chat-format", "none", "--port", absl::StrCat(other.port)}) ==
+          1);
+    CHECK(log_has("the port is in use"));
+  }
+  SECTION("there is no such model") {
+    CHECK(run({"--model", folder.File("nowhere")}) == 1);
+    CHECK(log_has(folder.File("nowhere")));
+  }
+  SECTION("the weights are cut off") {
+    const std::string weights = model + "/model.safetensors";
+    std::filesystem::resize_file(weights, std::filesystem::file_size(weights) / 2);
+    CHECK(run({"--model", model, "--chat-format", "none"}) == 1);
+    CHECK(log_has("model.safetensors"));
+  }
+  SECTION("the tokenizer is damaged") {
+    std::filesystem::resize_file(model + "/tokenizer.json", 100);
+    CHECK(run({"--model", model, "--chat-format", "none"}) == 1);
+    CHECK(log_has("tokenizer.json"));
+  }
+  SECTION("wrong flags") {
+    CHECK(run({"--no-such-flag"}) == 2);
+    CHECK(run({"--port", "70000"}) == 2);
+    CHECK(run({}) == 1);
+    CHECK(log_has("--model"));
+  }
+  SECTION("there is no such run file") {
+    CHECK(run({"--run", folder.File("no.yaml")}) == 2);
+    CHECK(log_has("no.yaml"));
+  }
+}
+}  // namespace stretto::testing
