@@ -27,6 +27,11 @@ std::string MemberFile(const std::string& run_dir, const std::string& name) {
   return JoinPath(JoinPath(run_dir, "members"), absl::StrCat(name, ".json"));
 }
 
+// There is one coordinator; members of a pool are numbered.
+std::string DefaultName(const std::string& kind) {
+  return kind == "coordinator" ? kind : absl::StrCat(kind, "-0");
+}
+
 // An address that other processes can use: a server bound to every interface is reached by name.
 std::string ReachableAddress(const std::string& bind, int port) {
   if (bind != "0.0.0.0" && bind != "[::]" && bind != "::") return absl::StrCat(bind, ":", port);
@@ -84,7 +89,7 @@ class Process {
     } catch (const CLI::ParseError& e) {
       return app.exit(e) == 0 ? 0 : kExitUsage;
     }
-    if (context_.flags.name.empty()) context_.flags.name = absl::StrCat(service_.kind(), "-0");
+    if (context_.flags.name.empty()) context_.flags.name = DefaultName(service_.kind());
     return std::nullopt;
   }
 

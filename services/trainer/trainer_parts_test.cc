@@ -1,0 +1,128 @@
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <limits>
+
+#include "base/testing.h"
+#include "services/trainer/delta_encoder.h"
+#include "services/trainer/outcome_json.h"
+#include "services/trainer/step_objective.h"
+
+namespace stretto::services {
+namespace {
+engine::TrainCompletion Completion(const std::vector<int32_t>& ids,
+                                   const std::vector<float>& logprobs,
+                                   const std::vector<int64_t>& versions) {
+  engine::TrainCompletion completion;
+  completion.ids = ids;
+  completion.behaviour_logprobs = logprobs;
+  completion.policy_versions = versions;
+  return completion;
+}
+
+std::shared_ptr<const engine::WeightsVersion> Version(int64_t number, uint8_t value) {
+  return engine::MakeVersion(number, {{"w", DType::kBF16, {100}, ""}},
+                             {engine::SharedBytes(engine::Bytes(200, value))});
+}
+}  // namespace
+
+TEST_CASE("the first token whose log-prob differs is named, across micro-batches") {
+  engine::TrainBatch batch;
+  batch.groups.resize(2);
+  batch.groups[0].completions = {Completion({5, 6}, {-1.0f, -2.0f}, {3, 3}), Completion({}, {}, {}),
+                                 Completion({7}, {-3.0f}, {2})};
+  batch.groups[1].completions = {Completion({8, 9}, {-4.0f, -5.0f}, {3, 3})};
+  const auto objective = rl::MakeObjective("grpo", {});
+  REQUIRE_OK(objective);
+  // What the trainer computed; the third token belongs to an older version and may differ.
+  const std::vector<float> first = {-1.0f, -2.0f, -3.5f}, second = {-4.0f, -5.25f};
+  const auto run = [&](const std::vector<float>& last) {
+    StepObjective step(**objective, batch, 3);
+    const std::vector<int64_t> first_begin = {0, 2, 3}, second_begin = {0, 2};
+    const std::vector<float> behaviour = {-1.0f, -2.0f, -3.0f, -4.0f, -5.0f}, entropy(5, 1.0f);
+    const std::vector<float> advantages = {1.0f, -1.0f, 0.5f};
+    std::vector<float> d_logprobs(5), d_entropy(5);
+    const auto evaluate = [&](const std::vector<float>& logprobs, const std::vector<int64_t>& begin,
+                              size_t token, size_t completion) {
+      engine::ObjectiveInput input;
+      input.logprobs = logprobs;
+      input.entropy = absl::MakeConstSpan(entropy).subspan(token, logprobs.size());
+      input.behaviour_logprobs = absl::MakeConstSpan(behaviour).subspan(token, logprobs.size());
+      input.completion_begin = begin;
+      input.advantages = absl::MakeConstSpan(advantages).subspan(completion);
+      input.step_tokens = 5;
+      input.step_completions = 3;
+      engine::ObjectiveOutput output;
+      output.d_logprobs = absl::MakeSpan(d_logprobs).subspan(token, logprobs.size());
+      output.d_entropy = absl::MakeSpan(d_entropy).subspan(token, logprobs.size());
+      step.Evaluate(input, output);
+    };
+    evaluate(first, first_begin, 0, 0);
+    evaluate(last, second_begin, 3, 2);
+    CHECK(step.sums().num_tokens == 5);
+    CHECK(step.sums().Metrics().count("kl") == 0);
+    CHECK(d_logprobs[0] < 0);
+    return step.first_mismatch();
+  };
+  CHECK(!run({-4.0f, -5.0f}).has_value());
+  const absl::optional<Mismatch> mismatch = run(second);
+  REQUIRE(mismatch.has_value());
+  CHECK(mismatch->group == 1);
+  CHECK(mismatch->completion == 0);
+  CHECK(mismatch->position == 1);
+  CHECK(mismatch->token == 9);
+  CHECK(mismatch->trainer_logprob == -5.25f);
+  CHECK(mismatch->generator_logprob == -5.0f);
+  CHECK(run({std::numeric_limits<float>::quiet_NaN(), -5.0f}).has_value());
+}
+
+TEST_CASE("what a checkpoint carries comes back; times are left out") {
+  StepOutcome outcome;
+  outcome.version = 12;
+  outcome.hash = "abc";
+  outcome.metrics = {{"loss", 0.1 + 0.2},
+                     {"train_seconds", 3.0},
+                     {"train_tokens_per_second", 9.0},
+                     {"grad_norm", std::numeric_limits<double>::infinity()}};
+  outcome.skipped = true;
+  outcome.skip_reason = "not finite \xff";
+  outcome.num_tokens = 77;
+  outcome.seconds = 5;
+  const std::string text = ToJson({.caller_json = "{\"a\": [1]}", .last_outcome = outcome});
+  outcome.seconds = 6;
+  outcome.metrics["train_seconds"] = 4;
+  CHECK(text == ToJson({.caller_json = "{\"a\": [1]}", .last_outcome = outcome}));
+  const auto extra = ParseExtra(text);
+  REQUIRE_OK(extra);
+  CHECK(extra->caller_json == "{\"a\": [1]}");
+  REQUIRE(extra->last_outcome.has_value());
+  CHECK(extra->last_outcome->version == 12);
+  CHECK(extra->last_outcome->hash == "abc");
+  CHECK(extra->last_outcome->skipped);
+  CHECK(extra->last_outcome->num_tokens == 77);
+  CHECK(extra->last_outcome->metrics.size() == 2);
+  CHECK(extra->last_outcome->metrics.at("loss") == 0.1 + 0.2);
+  CHECK(std::isnan(extra->last_outcome->metrics.at("grad_norm")));
+
+  CHECK(!ParseExtra(ToJson(CheckpointExtra{.caller_json = "", .last_outcome = {}}))
+             ->last_outcome.has_value());
+  for (const char* bad : {"", "{", "[]", "{}", "{\"caller\": 1}",
+                          "{\"caller\": \"\", \"last_outcome\": {\"version\": \"x\"}}",
+                          "{\"caller\": \"\", \"last_outcome\": 5}"}) {
+    INFO(bad);
+    CHECK(absl::IsDataLoss(ParseExtra(bad).status()));
+  }
+}
+
+TEST_CASE("deltas to the newest version are encoded in the background") {
+  engine::WeightsStore store(3);
+  DeltaEncoder encoder(&store);
+  encoder.WaitFor(1, 10000);  // nothing is wanted: returns
+  for (int64_t number = 1; number <= 3; ++number) {
+    const auto version = Version(number, static_cast<uint8_t>(number));
+    store.Put(version);
+    encoder.Encode(version);
+    encoder.WaitFor(number, 10000);
+    CHECK(store.DeltasTo(*version).size() == static_cast<size_t>(number - 1));
+  }
+}
+}  // namespace stretto::services
