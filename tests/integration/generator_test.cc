@@ -19,12 +19,12 @@ struct Server {
     WriteTestModel(folder.File("model"));
     Restart(std::move(more));
   }
-  void Restart(std::vector<std::string> more = {}) {
+  void Restart(std::vector<std::string> more = {}, int threads = 1) {
     std::vector<std::string> arguments = {"--model",       folder.File("model"),
                                           "--port",        absl::StrCat(port),
                                           "--dtype",       "bf16",
                                           "--chat-format", "none",
-                                          "--threads",     "1",
+                                          "--threads",     absl::StrCat(threads),
                                           "--kv-cache-mb", "16"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     process = std::make_unique<Process>("stretto-generator", arguments, folder.File("log"));
@@ -81,7 +81,7 @@ TEST_CASE("a generator without a coordinator: tokens are functions of their pref
   }
   SECTION("so does a process that was killed and started again") {
     server.process->Kill();
-    server.Restart({"--threads", "2"});
+    server.Restart({}, 2);
     CHECK(Same(first, Generate(*server.stub, request)));
   }
   SECTION("a rollout that another generator began ends the same") {
@@ -239,20 +239,21 @@ TEST_CASE("health, metrics, draining and an orderly end") {
     CHECK(server.Status().draining());
   }
   SECTION("SIGTERM ends running rollouts as aborted, with what they have") {
-    v1::GenerateRequest request = MakeGenerateRequest(kPrompt, 4, 200);
+    v1::GenerateRequest request = MakeGenerateRequest(kPrompt, 600, 240);
     request.mutable_sampling()->set_ignore_eos(true);
     Generated result;
     std::thread call([&] { result = Generate(*server.stub, request); });
-    REQUIRE(Eventually([&] { return server.Status().num_running() > 0; }));
+    CHECK(Eventually([&] { return server.Status().num_running() > 0; }));
     server.process->Signal(SIGTERM);
     CHECK(server.process->WaitForExit(10000) == 0);
     call.join();
     CHECK(result.status.ok());
+    int num_aborted = 0;
     for (const auto& [index, completion] : result.completions) {
       CHECK(completion.logprobs_size() == completion.ids_size());
-      CHECK((completion.finish_reason() == v1::FINISH_REASON_ABORTED ||
-             completion.ids_size() == 200));
+      num_aborted += completion.finish_reason() == v1::FINISH_REASON_ABORTED ? 1 : 0;
     }
+    CHECK(num_aborted > 0);
   }
 }
 

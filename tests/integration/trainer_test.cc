@@ -159,10 +159,20 @@ TEST_CASE("a step: same bits in generator and trainer, and the new version reach
       CHECK(step2.metrics().at("logprob_mismatch_max") == 0.0);
       CHECK(step2.metrics().at("compared_tokens") > 0);
 
-      // A generator that begins anew has no base for a delta from version 1: the snapshot.
+      // A generator that begins anew has version 0: at first there is a delta from it, then only
+      // the snapshot.
       generator.process.Kill();
+      {
+        GeneratorMember fresh(run);
+        CHECK(fresh.Take(step2.version(), trainer.address).was_delta());
+      }
+      v1::TrainStepResponse step3;
+      REQUIRE(trainer.Step(3, step2.version(), more, &step3).ok());
       GeneratorMember fresh(run);
-      CHECK(!fresh.Take(step2.version(), trainer.address).was_delta() == false);
+      const v1::PrepareWeightsResponse whole = fresh.Take(step3.version(), trainer.address);
+      CHECK(!whole.was_delta());
+      CHECK(whole.bytes_received() > prepared.bytes_received());
+      CHECK(fresh.Status().version().hash() == step3.version().hash());
     }
   }
 }
