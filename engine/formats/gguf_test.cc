@@ -132,13 +132,13 @@ TEST_CASE("RoPE divisors that Llama 3 did not publish stay divisors") {
 }
 
 // Parses what a builder made; the bytes live on the heap, so that a sanitizer sees every overrun.
-absl::Status Parse(const testing::GgufBuilder& builder) {
+absl::Status Parse(const formats_testing::GgufBuilder& builder) {
   const std::vector<uint8_t> bytes = builder.Build();
   return ParseGguf("x.gguf", bytes).status();
 }
 
 TEST_CASE("metadata of every type, and nested arrays") {
-  testing::GgufBuilder builder;
+  formats_testing::GgufBuilder builder;
   builder.Key("u8", 0).U8(200).Key("i8", 1).U8(0xff).Key("u16", 2).U16(65535);
   builder.Key("i16", 3).U16(0xffff).Key("u32", 4).U32(~0u).Key("i32", 5).U32(~0u);
   builder.Key("f32", 6).F32(1.5f).Key("bool", 7).U8(1).Key("string", 8).String("text");
@@ -167,14 +167,14 @@ TEST_CASE("metadata of every type, and nested arrays") {
 }
 
 TEST_CASE("files that break one rule are refused with its name") {
-  const auto refused = [](const testing::GgufBuilder& builder, const std::string& why) {
+  const auto refused = [](const formats_testing::GgufBuilder& builder, const std::string& why) {
     const absl::Status status = Parse(builder);
     INFO(status.ToString() << " should say " << why);
     REQUIRE(!status.ok());
     REQUIRE(std::string(status.message()).find(why) != std::string::npos);
     REQUIRE(std::string(status.message()).find("x.gguf") == 0);
   };
-  using B = testing::GgufBuilder;
+  using B = formats_testing::GgufBuilder;
   REQUIRE_OK(Parse(B().Tensor("a", {32}, 8, 0, 34)));
   refused(B().Magic(1), "not a GGUF file");
   refused(B().Version(1), "version 1");
@@ -224,7 +224,7 @@ TEST_CASE("no prefix and no changed byte of a model does more than fail") {
       std::vector<uint8_t> bytes(whole.begin(), whole.end());
       bytes[at] ^= flip;
       auto file = ParseGguf("x", bytes);
-      if (file.ok()) testing::ExerciseGguf(*std::move(file));
+      if (file.ok()) formats_testing::ExerciseGguf(*std::move(file));
     }
   }
 }

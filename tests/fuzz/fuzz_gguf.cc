@@ -4,6 +4,6 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace stretto::engine;
   auto file = ParseGguf("input", {data, size});
-  if (file.ok()) testing::ExerciseGguf(*std::move(file));
+  if (file.ok()) formats_testing::ExerciseGguf(*std::move(file));
   return 0;
 }

@@ -7,7 +7,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace stretto::engine;
   const absl::string_view text(reinterpret_cast<const char*>(data), size);
   auto config = ParseHfConfig("input", text);
-  if (config.ok()) testing::ExerciseConfig(*config);
+  if (config.ok()) formats_testing::ExerciseConfig(*config);
   ModelConfig with_ids;
   with_ids.vocab_size = 100;
   auto defaults = ParseGenerationConfig("input", text, with_ids);

@@ -5,6 +5,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace stretto::engine;
   auto tensors = ParseSafetensors("input", {data, size});
-  if (tensors.ok()) testing::ExerciseTensors(testing::MemoryTensors(*std::move(tensors)));
+  if (tensors.ok())
+    formats_testing::ExerciseTensors(formats_testing::MemoryTensors(*std::move(tensors)));
   return 0;
 }

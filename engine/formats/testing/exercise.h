@@ -11,7 +11,7 @@
 #include "engine/formats/gguf.h"
 #include "engine/formats/model_files.h"
 
-namespace stretto::engine::testing {
+namespace stretto::engine::formats_testing {
 // Tensors over bytes that somebody else keeps.
 class MemoryTensors final : public TensorSource {
  public:
@@ -60,4 +60,4 @@ inline void ExerciseGguf(GgufFile file) {
   if (source.ok() && config->num_layers < 100) (void)CheckShapes(*config, **source).ok();
   ExerciseConfig(*config);
 }
-}  // namespace stretto::engine::testing
+}  // namespace stretto::engine::formats_testing

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace stretto::engine::testing {
+namespace stretto::engine::formats_testing {
 class GgufBuilder {
  public:
   GgufBuilder& Magic(uint32_t magic) {
@@ -85,4 +85,4 @@ class GgufBuilder {
   size_t num_data_bytes_ = 0;
   std::vector<uint8_t> keys_, tensors_;
 };
-}  // namespace stretto::engine::testing
+}  // namespace stretto::engine::formats_testing
