@@ -102,22 +102,31 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const JsonNode& node,
     }
     out.max_id_ = std::max(out.max_id_, token.id);
     if (token.single_word && out.word_character_ == nullptr) {
-      ASSIGN_OR_RETURN(out.word_character_, Regex::Compile(R"(\w)"));
+      ASSIGN_OR_RETURN(out.word_character_, Regex::Compile(R"([\w\p{Join_Control}])"));
     }
-    std::string pattern = token.content;
-    if (token.normalized) {
-      bool at_start = false;
-      RETURN_IF_ERROR(Annotate(normalizer.Apply(&pattern, &at_start), element.where()));
-    }
-    (token.normalized ? out.normalized_ : out.raw_).Add(pattern, index);
     out.tokens_.push_back(std::move(token));
   }
+  RETURN_IF_ERROR(Annotate(out.BuildTries(normalizer), node.where()));
   const int64_t known = vocabulary.size() + static_cast<int64_t>(out.tokens_.size());
   if (out.max_id_ >= 4 * known + 65536) {
     return node.Error(
         absl::StrCat("added_tokens: the largest id is ", out.max_id_, " for ", known, " tokens"));
   }
   return out;
+}
+
+// Tokens that normalization makes equal: the first counts, special ones before others.
+absl::Status AddedTokens::BuildTries(const Normalizer& normalizer) {
+  for (const bool special : {true, false}) {
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      if (tokens_[i].special != special) continue;
+      std::string pattern = tokens_[i].content;
+      bool at_start = false;
+      if (tokens_[i].normalized) RETURN_IF_ERROR(normalizer.Apply(&pattern, &at_start));
+      (tokens_[i].normalized ? normalized_ : raw_).Add(pattern, i);
+    }
+  }
+  return absl::OkStatus();
 }
 
 const AddedToken* AddedTokens::Get(int32_t id) const {
@@ -164,7 +173,8 @@ std::vector<TextPart> AddedTokens::Cut(absl::string_view text, bool normalized,
     if (token.lstrip) begin = std::max(SpaceStartBefore(text.substr(0, begin), begin), done);
     if (token.rstrip) end = SpaceEndAfter(text, end);
     if (begin > done) parts.push_back({done, begin, -1});
-    parts.push_back({begin, end, token.id});
+    // White space that an earlier rstrip took may leave nothing: then there is no token either.
+    if (begin < end) parts.push_back({begin, end, token.id});
     done = end;
   }
   if (done < text.size()) parts.push_back({done, text.size(), -1});

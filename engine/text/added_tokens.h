@@ -67,6 +67,7 @@ class AddedTokens {
     std::vector<size_t> ends_{kNone};                   // node -> token that ends there
   };
 
+  absl::Status BuildTries(const Normalizer& normalizer);
   bool IsWholeWord(absl::string_view text, size_t begin, size_t end) const;
 
   std::vector<AddedToken> tokens_;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
 #include "engine/text/unicode_norm.h"
@@ -127,12 +128,14 @@ absl::Status Normalizer::ApplyStep(const Step& step, std::string* text, bool* at
       if (!text->empty()) text->insert(0, step.content);
       break;
     case Kind::kReplaceLiteral:
+      if (step.content.empty() && absl::StartsWith(*text, step.pattern)) *at_start = false;
       absl::StrReplaceAll({{step.pattern, step.content}}, text);
       break;
     case Kind::kReplaceRegex: {
       std::string out;
       size_t previous = 0;
       RETURN_IF_ERROR(step.regex->ForEachMatch(*text, [&](size_t begin, size_t end) {
+        if (begin == 0 && end > 0 && step.content.empty()) *at_start = false;
         out.append(*text, previous, begin - previous).append(step.content);
         previous = end;
       }));

@@ -15,6 +15,9 @@ namespace {
 // GPT-2's pattern, which ByteLevel brings along.
 constexpr absl::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+// Here the reference's words are those of Rust's regex crate, where joiners belong to them.
+constexpr absl::string_view kWhitespacePattern =
+    R"([\w\p{Join_Control}]+|[^\w\s\p{Join_Control}]+)";
 constexpr absl::string_view kPunctuationPattern = R"([\p{P}$+<=>\^`|~])";
 
 // Compiles `pattern`; errors say where it stood.
@@ -64,7 +67,7 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::MakeStep(const JsonNode& node,
     pattern = R"(\p{N})";
     step.behavior = individual ? Behavior::kIsolated : Behavior::kContiguous;
   } else if (type == "Whitespace") {
-    pattern = R"(\w+|[^\w\s]+)";
+    pattern = kWhitespacePattern;
     step.behavior = Behavior::kRemoved;
     step.invert = true;
   } else if (type == "WhitespaceSplit") {
