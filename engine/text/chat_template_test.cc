@@ -54,8 +54,8 @@ TEST_CASE("Chat prompts equal what the template renders") {
     INFO(entry.dump(-1, ' ', true));
     const std::string name = entry["tokenizer"];
     const auto tokenizer = Load(name, file["bos"][name]);
-    const auto chat =
-        MakeChatTemplate(file["templates"][entry["template"].get<std::string>()].get<std::string>());
+    const auto chat = MakeChatTemplate(
+        file["templates"][entry["template"].get<std::string>()].get<std::string>());
     REQUIRE_OK(chat);
     const auto messages = Messages(entry["messages"]);
     const auto pieces = RenderChat(*chat, messages, entry["generate"]);
@@ -94,8 +94,8 @@ TEST_CASE("An unknown template is an error that says what to set") {
                             "<|im_start|> and <|start_header_id|>"}) {
     const auto result = MakeChatTemplate(jinja);
     REQUIRE_FALSE(result.ok());
-    CHECK(absl::StrContains(result.status().message(),
-                            "set model.chat_format: chatml|llama3|none"));
+    CHECK(
+        absl::StrContains(result.status().message(), "set model.chat_format: chatml|llama3|none"));
     CHECK(MakeChatTemplate(jinja, "auto").status() == result.status());
     for (const auto format : {ChatFormat::kNone, ChatFormat::kChatML, ChatFormat::kLlama3}) {
       const auto forced = MakeChatTemplate(jinja, ChatFormatName(format));

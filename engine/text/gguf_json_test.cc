@@ -71,7 +71,8 @@ void CheckIds(const Tokenizer& tokenizer, const std::string& golden_name) {
 // What was exported must mean the same.
 void CheckExport(const Tokenizer& tokenizer, const std::string& golden_name) {
   testing::TempDir dir;
-  REQUIRE_OK(Files::Real().WriteAtomically(dir.File("tokenizer.json"), tokenizer.ToTokenizerJson()));
+  REQUIRE_OK(
+      Files::Real().WriteAtomically(dir.File("tokenizer.json"), tokenizer.ToTokenizerJson()));
   REQUIRE_OK(Files::Real().WriteAtomically(dir.File("tokenizer_config.json"),
                                            tokenizer.ToTokenizerConfigJson()));
   const auto again = Tokenizer::FromFolder(dir.path());
@@ -83,8 +84,8 @@ void CheckExport(const Tokenizer& tokenizer, const std::string& golden_name) {
   CheckIds(**again, golden_name);
 }
 
-// SentencePiece's algorithm in its plainest form: of all neighbours that join to a piece, the one of
-// best score, the leftmost of equals.
+// SentencePiece's algorithm in its plainest form: of all neighbours that join to a piece, the one
+// of best score, the leftmost of equals.
 std::vector<std::string> MergeByScore(const GgufVocab& vocab, std::vector<std::string> symbols) {
   std::map<std::string, float> scores;
   for (size_t i = 0; i < vocab.tokens.size(); ++i) {
@@ -141,8 +142,8 @@ GgufVocab SentencePieceVocab(PhiloxStream* random) {
   return vocab;
 }
 
-// Leaves ties out: pieces that can be cut in two ways may tie with themselves at overlapping places,
-// where SentencePiece takes the leftmost and a merge list the first cut.
+// Leaves ties out: pieces that can be cut in two ways may tie with themselves at overlapping
+// places, where SentencePiece takes the leftmost and a merge list the first cut.
 bool HasOneCutEach(const GgufVocab& vocab) {
   std::map<std::string, int> known;
   for (size_t i = 0; i < vocab.tokens.size(); ++i) {
@@ -162,8 +163,8 @@ bool HasOneCutEach(const GgufVocab& vocab) {
 }  // namespace
 
 TEST_CASE("Byte-level metadata gives the ids of the tokenizer.json it came from") {
-  const std::pair<const char*, const char*> cases[] = {
-      {"llama3", "llama-bpe"}, {"smollm2_style", "smollm"}};
+  const std::pair<const char*, const char*> cases[] = {{"llama3", "llama-bpe"},
+                                                       {"smollm2_style", "smollm"}};
   for (const auto& [name, pre] : cases) {
     INFO(name);
     GgufVocab vocab = Metadata(ReadJson(kFolder + name + ".tokenizer.json"), pre);
@@ -188,9 +189,8 @@ TEST_CASE("Qwen2's metadata brings NFC and its pattern along") {
   REQUIRE_OK(from_gguf);
   const auto from_json = Tokenizer::FromJson(root.dump(), "qwen2");
   REQUIRE_OK(from_json);
-  for (const std::string text :
-       {"e\u0301 cafe\u0301 12345 don't\n\n x", "<tool_call><|im_start|>\u1100\u1161 ",
-        "  IT'S \u212b  "}) {
+  for (const std::string text : {"e\u0301 cafe\u0301 12345 don't\n\n x",
+                                 "<tool_call><|im_start|>\u1100\u1161 ", "  IT'S \u212b  "}) {
     CHECK(*(*from_gguf)->Encode(text) == *(*from_json)->Encode(text));
   }
 }
