@@ -16,7 +16,8 @@ absl::StatusOr<Json> ParseJson(absl::string_view bytes, absl::string_view name) 
 }
 
 absl::Status JsonNode::Error(absl::string_view message) const {
-  return absl::InvalidArgumentError(absl::StrCat(where_, ": ", message));
+  const absl::string_view separator = absl::EndsWith(where_, ":") ? " " : ": ";
+  return absl::InvalidArgumentError(absl::StrCat(where_, separator, message));
 }
 
 bool JsonNode::Has(absl::string_view key) const {

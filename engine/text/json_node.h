@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 // Parses `bytes`; errors name `name` and the byte.
 absl::StatusOr<Json> ParseJson(absl::string_view bytes, absl::string_view name);
 
-// A value and where it stands. The Json it was made from must outlive it.
+// A value and where it stands; of a whole file, "file:". The Json it was made from must outlive it.
 class JsonNode {
  public:
   JsonNode(const Json& value, std::string where) : value_(&value), where_(std::move(where)) {}

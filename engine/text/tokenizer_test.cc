@@ -244,7 +244,7 @@ TEST_CASE("A broken tokenizer.json is an error that says where and why") {
       {[](Json& j) { j["model"]["unk_token"] = "?!?"; }, "unk_token \"?!?\" is not in the"},
       {[](Json& j) { j["model"]["byte_fallback"] = 1; }, "byte_fallback: expected true or false"},
       {[](Json& j) {
-         j["model"]["merges"] = {{"a", "?!?"}};
+         j["model"]["merges"][0] = {"a", "?!?"};
        },
        "model.merges[0]: the merge of"},
       {[](Json& j) { j["model"]["merges"] = {"ab"}; }, "model.merges[0]: \"ab\" is not two"},
