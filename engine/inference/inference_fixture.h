@@ -20,23 +20,26 @@ struct ModelShape {
   int64_t vocab_size = 61, hidden_size = 32, intermediate_size = 48, num_layers = 2;
   int64_t num_heads = 4, num_kv_heads = 2, head_dim = 8;
   int64_t max_context = 256;
+  bool tie_word_embeddings = true;
 };
 
 struct Model {
   std::unique_ptr<Device> device;
   std::unique_ptr<Transformer> transformer;
 
-  // The same seed gives the same weights on every backend.
-  std::shared_ptr<const ModelWeights> Weights(uint64_t seed) const {
+  // The same seed gives the same weights on every backend. The embedding of token `nan_id` is not a
+  // number.
+  std::shared_ptr<const ModelWeights> Weights(uint64_t seed, int64_t nan_id = -1) const {
     const auto stream = device->CreateStream();
-    const ParameterReader reader = [seed](const Parameter& p, DType dtype, void* dst) {
+    const ParameterReader reader = [seed, nan_id](const Parameter& p, DType dtype, void* dst) {
       PhiloxStream random(seed, std::hash<std::string>()(p.spec.name));
       const bool norm = p.spec.name.find("norm") != std::string::npos;
       const bool embedding = p.spec.name.find("embed") != std::string::npos;
       const double scale = embedding ? 0.35 : 1.5 / std::sqrt(static_cast<double>(p.view.cols));
       for (int64_t i = 0; i < p.view.size(); ++i) {
-        const auto value = static_cast<float>(norm ? 1.0 + 0.1 * random.NextGaussian()
-                                                   : scale * random.NextGaussian());
+        auto value = static_cast<float>(norm ? 1.0 + 0.1 * random.NextGaussian()
+                                             : scale * random.NextGaussian());
+        if (embedding && i / p.view.cols == nan_id) value = std::nanf("");
         if (dtype == DType::kF32) {
           static_cast<float*>(dst)[i] = value;
         } else {
@@ -78,7 +81,7 @@ inline Model MakeModel(const std::string& backend, int num_threads, DType dtype,
   config.num_kv_heads = shape.num_kv_heads;
   config.head_dim = shape.head_dim;
   config.max_position_embeddings = shape.max_context;
-  config.tie_word_embeddings = true;
+  config.tie_word_embeddings = shape.tie_word_embeddings;
   auto transformer = Transformer::Create(*model.device, config, {dtype, shape.max_context});
   STRETTO_CHECK_MSG(transformer.ok(), ::stretto::testing::StatusText(transformer).c_str());
   model.transformer = std::move(*transformer);

@@ -4,9 +4,9 @@
 // promises, every request ends once, and at the end no block is missing.
 #include <algorithm>
 #include <catch2/catch.hpp>
-#include <map>
 #include <memory>
-#include <set>
+#include <tuple>
+#include <vector>
 
 #include "base/testing.h"
 #include "engine/inference/kv_oracle.h"
@@ -43,7 +43,7 @@ class Fuzzer {
   // needs.
   void Drain() {
     int64_t steps_allowed = 16;
-    for (const auto& [s, expected] : live_) steps_allowed += 2 * s->max_tokens;
+    for (const auto& s : live_) steps_allowed += 2 * s->max_tokens;
     while (scheduler_.has_work()) {
       Step();
       REQUIRE(--steps_allowed > 0);
@@ -57,9 +57,9 @@ class Fuzzer {
           num_cached = 0, num_copied = 0;
 
  private:
-  struct Expected {
-    std::unique_ptr<Sequence> sequence;
-    int32_t epoch;
+  struct Tracked : Sequence {
+    int32_t expected_epoch = 0;
+    bool ran = false;  // in the last step
   };
 
   void Submit() {
@@ -71,10 +71,11 @@ class Fuzzer {
     const bool resumed = random_.Below(8) == 0;
     const size_t num_samples = resumed ? 1 : 1 + random_.Below(4) * random_.Below(2);
     const int32_t priority = random_.Below(10) == 0 ? 1 : 0;
-    std::vector<std::unique_ptr<Sequence>> owned;
+    std::vector<std::unique_ptr<Tracked>> owned;
     std::vector<Sequence*> group;
     for (size_t i = 0; i < num_samples; ++i) {
-      auto s = std::make_unique<Sequence>();
+      auto s = std::make_unique<Tracked>();
+      s->expected_epoch = epoch_;
       for (int32_t t = 0; t < size; ++t) s->tokens.push_back((t * 7 + prompt * (t / 20)) % 50);
       s->max_tokens = size + more;
       s->priority = priority;
@@ -91,26 +92,30 @@ class Fuzzer {
       REQUIRE(scheduler_.num_waiting() == waiting);
       return;
     }
-    for (auto& s : owned) {
-      Sequence* key = s.get();
-      live_.emplace(key, Expected{std::move(s), epoch_});
-    }
+    for (auto& s : owned) live_.push_back(std::move(s));
   }
 
   void Cancel() {
     if (live_.empty()) return;
-    auto it = live_.begin();
-    std::advance(it, static_cast<int64_t>(random_.Below(std::min<size_t>(live_.size(), 20))));
-    scheduler_.Remove(it->first);
-    live_.erase(it);
+    Sequence* s = live_[random_.Below(live_.size())].get();
+    scheduler_.Remove(s);
+    Forget(s);
     ++num_cancelled;
+  }
+
+  void Forget(const Sequence* sequence) {
+    const auto it = std::find_if(live_.begin(), live_.end(),
+                                 [sequence](const auto& s) { return s.get() == sequence; });
+    REQUIRE(it != live_.end());
+    std::swap(*it, live_.back());
+    live_.pop_back();
   }
 
   void Swap() {
     const auto policy = static_cast<SwapPolicy>(random_.Below(3));
     epoch_ = scheduler_.SetWeights(RootKey("weights", epoch_ + 1), policy);
-    for (auto& [s, expected] : live_) {
-      if (policy != SwapPolicy::kFinish || !s->wrote_tokens()) expected.epoch = epoch_;
+    for (const auto& s : live_) {
+      if (policy != SwapPolicy::kFinish || !s->wrote_tokens()) s->expected_epoch = epoch_;
       if (policy == SwapPolicy::kRecompute) REQUIRE(s->state != SequenceState::kRunning);
     }
   }
@@ -128,7 +133,7 @@ class Fuzzer {
     std::vector<Sequence*> ended;
     for (const PlannedRows& rows : plan.rows) {
       Sequence* s = rows.sequence;
-      REQUIRE(s->epoch == live_.at(s).epoch);
+      REQUIRE(s->epoch == static_cast<Tracked*>(s)->expected_epoch);
       num_forked += rows.fork_of >= 0 ? 1 : 0;
       num_cached += rows.fork_of < 0 && rows.begin > 0 && rows.begin == s->num_cached ? 1 : 0;
       if (!rows.samples) continue;
@@ -137,7 +142,7 @@ class Fuzzer {
     }
     for (Sequence* s : ended) {
       scheduler_.Remove(s);
-      REQUIRE(live_.erase(s) == 1);
+      Forget(s);
       ++num_finished;
     }
     if (random_.Below(64) == 0) scheduler_.CheckInvariants();
@@ -150,30 +155,28 @@ class Fuzzer {
       return std::tuple(-a->priority, !a->resumed, a->arrival) <
              std::tuple(-b->priority, !b->resumed, b->arrival);
     };
-    std::set<uint64_t> running_groups;
-    std::set<const Sequence*> running;
-    for (const auto& [s, expected] : live_) {
-      if (s->state != SequenceState::kRunning) continue;
-      running.insert(s);
-      if (s->group != 0) running_groups.insert(s->group);
-    }
     for (const PlannedRows& rows : plan.rows) {
-      const Sequence* admitted = rows.sequence;
-      if (rows.fork_of >= 0 || ran_.count(admitted) > 0) continue;
-      for (const auto& [s, expected] : live_) {
-        if (s->state == SequenceState::kRunning || !before(s, admitted)) continue;
-        REQUIRE(running_groups.count(s->group) > 0);
+      const auto* admitted = static_cast<const Tracked*>(rows.sequence);
+      if (rows.fork_of >= 0 || admitted->ran) continue;
+      for (const auto& s : live_) {
+        if (s->state == SequenceState::kRunning || !before(s.get(), admitted)) continue;
+        REQUIRE(GroupRuns(s->group));
       }
     }
-    ran_ = std::move(running);
+    for (const auto& s : live_) s->ran = s->state == SequenceState::kRunning;
+  }
+
+  bool GroupRuns(uint64_t group) const {
+    return group != 0 && std::any_of(live_.begin(), live_.end(), [group](const auto& s) {
+             return s->group == group && s->state == SequenceState::kRunning;
+           });
   }
 
   PhiloxStream& random_;
   SchedulerOptions options_;
   Scheduler scheduler_;
   KvOracle oracle_;
-  std::map<Sequence*, Expected> live_;
-  std::set<const Sequence*> ran_;  // in the last step
+  std::vector<std::unique_ptr<Tracked>> live_;
   int32_t epoch_ = 0;
   bool paused_ = false;
 };
