@@ -1,0 +1,153 @@
+// The shell around the core: one loop thread owns core and journal; gRPC's threads only post to it.
+//
+//   gRPC server ──post──┐                       ┌──> journal (one transaction a turn)
+//   answers of calls ───┼──> loop: core, events ┼──> calls to members
+//   ticks ──────────────┘                       └──> status, metrics, files
+//
+// A turn: take what has been posted, tell the core, write what must be recorded, commit, and only
+// then answer members and carry out commands. A journal that can't be written ends the run.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "config/run_config.h"
+#include "services/common/metrics.h"
+#include "services/common/stop_signal.h"
+#include "services/coordinator/calls.h"
+#include "services/coordinator/core.h"
+#include "services/coordinator/dataset.h"
+#include "services/coordinator/journal.h"
+#include "services/coordinator/run_outputs.h"
+#include "stretto/v1/coordinator.pb.h"
+
+namespace stretto::services {
+struct CoordinatorParts {
+  Metrics* metrics = nullptr;
+  StopSignal* stop = nullptr;  // requested at the run's end, with its fault if it has one
+  Clock* clock = nullptr;
+};
+
+// The settings that must stay as they are when a run goes on, as text.
+std::string RunEssence(RunConfig config);
+
+// Public functions are thread-safe.
+class Coordinator {
+ public:
+  // Reads the data, opens the journal, restores the run and starts the loop. Blocks for as long as
+  // reading takes.
+  static absl::StatusOr<std::unique_ptr<Coordinator>> Start(const RunConfig& config,
+                                                            const CoordinatorParts& parts);
+  ~Coordinator();
+
+  absl::StatusOr<v1::RegisterResponse> Register(const v1::RegisterRequest& request);
+  absl::StatusOr<v1::HeartbeatResponse> Heartbeat(const v1::HeartbeatRequest& request);
+  absl::Status Leave(const v1::LeaveRequest& request);
+  absl::Status Control(v1::ControlRunRequest::Action action);
+  // The status, and a number that grows with each change of it.
+  std::pair<v1::RunStatus, uint64_t> Status() const;
+  // Waits for a change after `seen`, at most `timeout_ms`.
+  std::pair<v1::RunStatus, uint64_t> AwaitChange(uint64_t seen, int64_t timeout_ms) const;
+
+  // Checkpoints and ends the run (if it has not ended) and waits for that, at most `timeout_ms`.
+  void StopAndWait(int64_t timeout_ms);
+
+ private:
+  Coordinator(const RunConfig& config, const CoordinatorParts& parts);
+  absl::Status Open();
+
+  // The loop.
+  void Post(std::function<void()> event);
+  void Loop();
+  void Turn(std::deque<std::function<void()>> events);
+  void FailOnJournal();
+  int64_t NowNs() const { return parts_.clock->NowNs(); }
+  template <class T>
+  absl::StatusOr<T> Ask(std::function<absl::StatusOr<T>()> question);
+
+  // Members, on the loop.
+  absl::StatusOr<v1::RegisterResponse> DoRegister(const v1::RegisterRequest& request);
+  absl::StatusOr<v1::HeartbeatResponse> DoHeartbeat(const v1::HeartbeatRequest& request);
+  absl::Status CheckMember(const v1::RegisterRequest& request);
+
+  // Records, on the loop: into the journal, before anything is carried out.
+  template <class T>
+  void Record(const T&) {}
+  void Record(const RecordMember& record) { journal_->Write(record); }
+  void Record(const RecordGroup& record);
+  void Record(const RecordBatch& record) { journal_->Write(record); }
+  void Record(const RecordVersion& record);
+  void Record(const RecordCheckpoint& record);
+  void Record(const RecordEval& record);
+  void Record(const RecordEvent& record);
+
+  // Commands, on the loop.
+  template <class T>
+  void Do(const T&) {}
+  void Do(const TokenizePrompts& command);
+  void Do(const GenerateGroup& command);
+  void Do(const CancelGenerate& command);
+  void Do(const ScoreGroup& command);
+  void Do(const PrepareVersion& command);
+  void Do(const CommitVersion& command);
+  void Do(const TakeStep& command);
+  void Do(const AskTrainer& command);
+  void Do(const SaveCheckpointNow& command);
+  void Do(const EndRun& command);
+
+  void Tokenized(const TokenizePrompts& asked, const absl::StatusOr<v1::TokenizeResponse>& answer);
+  void Generated(const GenerateGroup& asked,
+                 const absl::StatusOr<std::vector<RolloutRecord>>& answer);
+  void Scored(const ScoreGroup& asked, absl::StatusOr<GroupRecord> group,
+              const absl::StatusOr<v1::ScoreResponse>& answer);
+  void StepTaken(const TakeStep& asked, const absl::StatusOr<v1::TrainStepResponse>& answer);
+
+  template <class Command>
+  Calls::Target TargetOf(const Command& command) const;
+  template <class Command>
+  v1::Caller CallerOf(const Command& command) const;
+  const std::string& PromptJson(const DatasetPlace& place) const;
+  double SessionSeconds() const;
+  void PublishStatus();
+  void PublishMetrics();
+  void WriteSummary();
+
+  const RunConfig config_;
+  const CoordinatorParts parts_;
+  Dataset train_, eval_;
+  std::unique_ptr<Journal> journal_;
+  std::unique_ptr<RunOutputs> outputs_;
+  std::unique_ptr<Core> core_;
+  int64_t start_ns_ = 0, mark_ns_ = 0;
+  double earlier_seconds_ = 0;
+  std::string profile_;  // of the first member; in exact runs of all
+  std::map<std::string, uint64_t> peak_rss_;
+  std::map<std::string, v1::PolicyVersion> reported_versions_;
+  v1::SaveCheckpointResponse last_checkpoint_;
+  std::map<int64_t, double> evals_;
+  std::map<std::string, double> last_metrics_;
+  uint64_t num_rollouts_ = 0;
+  bool sync_journal_ = false;
+  int64_t ended_ns_ = -1;
+  absl::Status end_status_;
+
+  std::unique_ptr<Calls> calls_;
+  std::vector<std::function<void()>> replies_;  // of this turn, given after its commit
+  mutable absl::Mutex mutex_;
+  std::deque<std::function<void()>> posted_ ABSL_GUARDED_BY(mutex_);
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool run_is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  v1::RunStatus status_ ABSL_GUARDED_BY(mutex_);
+  uint64_t status_number_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::thread loop_;
+};
+}  // namespace stretto::services

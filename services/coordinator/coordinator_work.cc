@@ -1,0 +1,360 @@
+// The loop's hands: records into the journal, commands to members, answers back to the core.
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "services/common/log.h"
+#include "services/common/member_client.h"
+#include "services/coordinator/coordinator.h"
+#include "services/coordinator/step_metrics.h"
+
+namespace stretto::services {
+template <class Command>
+Calls::Target Coordinator::TargetOf(const Command& command) const {
+  const auto it = core_->members().find(command.member);
+  return {command.member, it == core_->members().end() ? "" : it->second.address, command.epoch};
+}
+
+template <class Command>
+v1::Caller Coordinator::CallerOf(const Command& command) const {
+  v1::Caller caller;
+  caller.set_run_id(journal_->run_id());
+  caller.set_member_epoch(command.epoch);
+  return caller;
+}
+
+const std::string& Coordinator::PromptJson(const DatasetPlace& place) const {
+  const Dataset& data = place.epoch == kEvalEpoch ? eval_ : train_;
+  return data.lines.at(place.index);
+}
+
+void Coordinator::Record(const RecordGroup& record) {
+  journal_->Write(record);
+  const Group& group = record.group;
+  if (group.state == GroupState::kRejected) {
+    LogWarning(group.kind == GroupKind::kEval ? "eval" : "train", " line ", group.place.index + 1,
+               " left out: ", group.reason);
+  }
+  if (group.state == GroupState::kScored && group.kind == GroupKind::kTrain) {
+    num_rollouts_ += static_cast<uint64_t>(config_.rollout.group_size);
+  }
+}
+
+void Coordinator::Record(const RecordVersion& record) {
+  journal_->Write(record);
+  journal_->WriteSessionSeconds(SessionSeconds());
+  for (const auto& [name, bytes] : peak_rss_) journal_->WritePeakRss(name, bytes);
+  journal_->WritePeakRss("coordinator", PeakRssBytes());
+  sync_journal_ = true;
+}
+
+void Coordinator::Record(const RecordCheckpoint& record) {
+  journal_->WriteCheckpoint(record.version, last_checkpoint_.checkpoint_hash(),
+                            last_checkpoint_.path());
+  LogInfo("checkpoint of version ", record.version, ": ", last_checkpoint_.path(), " ",
+          last_checkpoint_.checkpoint_hash());
+  sync_journal_ = true;
+}
+
+void Coordinator::Record(const RecordEval& record) {
+  std::vector<GroupRecord> groups;
+  for (const uint64_t id : record.scored) {
+    absl::StatusOr<GroupRecord> group = journal_->ReadGroup(id);
+    if (group.ok()) groups.push_back(std::move(*group));
+  }
+  const double score = EvalScore(groups, config_.eval.reward);
+  const auto num_prompts = static_cast<int64_t>(record.scored.size()) + record.num_rejected;
+  journal_->WriteEval(record.version, score, num_prompts, record.num_rejected);
+  evals_[record.version] = score;
+  mark_ns_ = NowNs();
+  LogInfo("evaluation of version ", record.version, ": ", score, " of ", num_prompts, " prompts",
+          record.num_rejected > 0 ? absl::StrCat(", ", record.num_rejected, " left out") : "");
+  if (const absl::Status status = outputs_->AddEval(record.version, score); !status.ok()) {
+    LogWarning(status.message());
+  }
+}
+
+void Coordinator::Record(const RecordEvent& record) {
+  journal_->Write(record);
+  LogInfo(record.text);
+}
+
+void Coordinator::Do(const TokenizePrompts& command) {
+  v1::TokenizeRequest request;
+  *request.mutable_caller() = CallerOf(command);
+  for (const uint64_t id : command.groups) {
+    const auto it = core_->groups().find(id);
+    request.add_prompt_json(it == core_->groups().end() ? "{}" : PromptJson(it->second.place));
+  }
+  calls_->Tokenize(TargetOf(command), std::move(request),
+                   [this, command](const absl::StatusOr<v1::TokenizeResponse>& answer) {
+                     Tokenized(command, answer);
+                   });
+}
+
+void Coordinator::Tokenized(const TokenizePrompts& asked,
+                            const absl::StatusOr<v1::TokenizeResponse>& answer) {
+  std::vector<Core::TokenizedPrompt> prompts;
+  absl::Status status = answer.status();
+  if (status.ok() && static_cast<size_t>(answer->prompts_size()) != asked.groups.size()) {
+    status = absl::InternalError("as many prompts as were asked for did not come back");
+  }
+  if (status.ok()) {
+    for (const v1::TokenizedPrompt& p : answer->prompts()) {
+      prompts.push_back({.length = p.ids_size(), .error = p.error()});
+    }
+  }
+  if (!core_->OnTokenized(asked, status, prompts, NowNs())) return;
+  for (size_t i = 0; i < asked.groups.size(); ++i) {
+    const auto& ids = answer->prompts(static_cast<int>(i)).ids();
+    if (!ids.empty()) journal_->WritePromptIds(asked.groups[i], {ids.data(), size_t(ids.size())});
+  }
+}
+
+void Coordinator::Do(const GenerateGroup& command) {
+  const absl::StatusOr<GroupRecord> group = journal_->ReadGroup(command.group);
+  if (!group.ok()) {
+    Post([this, command, status = group.status()] { Generated(command, status); });
+    return;
+  }
+  const bool is_eval = group->place.epoch == kEvalEpoch;
+  v1::GenerateRequest request;
+  *request.mutable_caller() = CallerOf(command);
+  *request.mutable_prompt_id() = ToProto(group->place);
+  request.mutable_prompt_ids()->Add(group->prompt_ids.begin(), group->prompt_ids.end());
+  *request.mutable_sampling() = is_eval ? EvalSampling(config_) : TrainSampling(config_);
+  request.set_run_seed(config_.run.seed);
+  const int64_t num_samples = is_eval ? 1 : config_.rollout.group_size;
+  for (int64_t i = 0; i < num_samples; ++i) {
+    request.add_samples()->set_sample_index(static_cast<uint32_t>(i));
+  }
+  *request.mutable_expected_version() = ToProto(command.expected);
+  request.set_priority(is_eval ? 1 : 0);
+  calls_->Generate(TargetOf(command), command.group, command.attempt, std::move(request),
+                   [this, command](const absl::StatusOr<std::vector<RolloutRecord>>& answer) {
+                     Generated(command, answer);
+                   });
+}
+
+void Coordinator::Generated(const GenerateGroup& asked,
+                            const absl::StatusOr<std::vector<RolloutRecord>>& answer) {
+  int64_t min_version = INT64_MAX;
+  if (answer.ok()) {
+    for (const RolloutRecord& rollout : *answer) {
+      for (const int64_t version : rollout.versions) min_version = std::min(min_version, version);
+    }
+  }
+  absl::Status status = answer.status();
+  if (status.ok() && asked.expected.number >= 0 && min_version != asked.expected.number) {
+    status = absl::InternalError(absl::StrCat("tokens are of version ", min_version,
+                                              ", asked for was ", asked.expected.number));
+  }
+  if (core_->OnGenerated(asked, status, min_version, NowNs())) {
+    journal_->WriteRollouts(asked.group, *answer);
+  }
+}
+
+void Coordinator::Do(const CancelGenerate& command) {
+  calls_->CancelGenerate(command.group, command.attempt);
+}
+
+void Coordinator::Do(const ScoreGroup& command) {
+  absl::StatusOr<GroupRecord> group = journal_->ReadGroup(command.group);
+  if (!group.ok()) {
+    Post([this, command, status = group.status()] { core_->OnScored(command, status, NowNs()); });
+    return;
+  }
+  v1::ScoreRequest request;
+  *request.mutable_caller() = CallerOf(command);
+  *request.mutable_prompt_id() = ToProto(group->place);
+  request.mutable_prompt_ids()->Add(group->prompt_ids.begin(), group->prompt_ids.end());
+  request.set_prompt_json(PromptJson(group->place));
+  for (const RolloutRecord& rollout : group->rollouts) {
+    *request.add_completions() = ToProto(rollout);
+  }
+  request.set_temperature(static_cast<float>(config_.rollout.temperature));
+  request.set_want_reference_logprobs(group->place.epoch != kEvalEpoch &&
+                                      config_.algorithm.kl_coef > 0);
+  calls_->Score(
+      TargetOf(command), std::move(request),
+      [this, command, group = std::move(*group)](const absl::StatusOr<v1::ScoreResponse>& answer) {
+        Scored(command, group, answer);
+      });
+}
+
+void Coordinator::Scored(const ScoreGroup& asked, absl::StatusOr<GroupRecord> group,
+                         const absl::StatusOr<v1::ScoreResponse>& answer) {
+  absl::Status status = answer.status();
+  const bool wants_reference = group->place.epoch != kEvalEpoch && config_.algorithm.kl_coef > 0;
+  if (status.ok()) status = ApplyScores(*answer, wants_reference, &group->rollouts);
+  if (core_->OnScored(asked, status, NowNs())) {
+    journal_->WriteScores(asked.group, group->rollouts, answer->scorer_tag());
+  }
+}
+
+void Coordinator::Do(const PrepareVersion& command) {
+  v1::PrepareWeightsRequest request;
+  *request.mutable_caller() = CallerOf(command);
+  *request.mutable_version() = ToProto(command.version);
+  request.add_sources(command.source);
+  calls_->Prepare(TargetOf(command), std::move(request),
+                  [this, command](const absl::StatusOr<v1::PrepareWeightsResponse>& answer) {
+                    core_->OnPrepared(command, answer.status(), NowNs());
+                  });
+}
+
+void Coordinator::Do(const CommitVersion& command) {
+  v1::CommitWeightsRequest request;
+  *request.mutable_caller() = CallerOf(command);
+  *request.mutable_version() = ToProto(command.version);
+  calls_->Commit(TargetOf(command), std::move(request),
+                 [this, command](const absl::StatusOr<v1::CommitWeightsResponse>& answer) {
+                   core_->OnCommitted(command, answer.status(), NowNs());
+                 });
+}
+
+void Coordinator::Do(const TakeStep& command) {
+  v1::TrainStepHeader header;
+  *header.mutable_caller() = CallerOf(command);
+  header.set_step(command.step);
+  *header.mutable_base_version() = ToProto(command.base);
+  if (config_.algorithm.kl_coef > 0) header.set_kl_coef(command.kl_coef);
+  std::vector<v1::ExperienceGroup> groups;
+  absl::StatusOr<std::vector<uint64_t>> batch = journal_->ReadBatch(command.step);
+  absl::Status status = batch.status();
+  for (size_t i = 0; status.ok() && i < batch->size(); ++i) {
+    const absl::StatusOr<GroupRecord> group = journal_->ReadGroup((*batch)[i]);
+    status = group.status();
+    if (group.ok()) groups.push_back(ToExperience(*group, config_.algorithm));
+  }
+  if (!status.ok()) {
+    Post([this, command, status] { StepTaken(command, status); });
+    return;
+  }
+  header.set_num_groups(static_cast<uint32_t>(groups.size()));
+  calls_->TrainStep(TargetOf(command), std::move(header), std::move(groups),
+                    [this, command](const absl::StatusOr<v1::TrainStepResponse>& answer) {
+                      StepTaken(command, answer);
+                    });
+}
+
+void Coordinator::StepTaken(const TakeStep& asked,
+                            const absl::StatusOr<v1::TrainStepResponse>& answer) {
+  Version version;
+  double measured_kl = std::nan("");
+  if (answer.ok()) {
+    version = FromProto(answer->version());
+    const auto kl = answer->metrics().find("kl");
+    if (kl != answer->metrics().end()) measured_kl = kl->second;
+  }
+  if (!core_->OnStepTaken(asked, answer.status(), version, measured_kl, NowNs())) return;
+  std::vector<GroupRecord> batch;
+  absl::StatusOr<std::vector<uint64_t>> ids = journal_->ReadBatch(asked.step);
+  for (size_t i = 0; ids.ok() && i < ids->size(); ++i) {
+    absl::StatusOr<GroupRecord> group = journal_->ReadGroup((*ids)[i]);
+    if (group.ok()) batch.push_back(std::move(*group));
+  }
+  const double seconds = static_cast<double>(NowNs() - mark_ns_) * 1e-9;
+  mark_ns_ = NowNs();
+  StepRecord step;
+  step.step = asked.step;
+  step.seconds = seconds;
+  step.skip_reason = answer->skipped() ? answer->skip_reason() : "";
+  step.metrics =
+      StepMetrics(batch, asked.step - 1, {answer->metrics().begin(), answer->metrics().end()},
+                  {.step_seconds = seconds, .train_seconds = answer->seconds()});
+  if (config_.algorithm.kl_coef > 0) step.metrics["kl_coef"] = asked.kl_coef;
+  if (answer->skipped()) LogWarning("step ", asked.step, " skipped: ", answer->skip_reason());
+  journal_->WriteStep(step, core_->kl_coef());
+  last_metrics_ = step.metrics;
+  if (const absl::Status status = outputs_->AddStep(step); !status.ok()) {
+    LogWarning(status.message());
+  }
+  PublishMetrics();
+}
+
+void Coordinator::Do(const AskTrainer& command) {
+  calls_->TrainerStatus(
+      TargetOf(command), [this, command](const absl::StatusOr<v1::TrainerStatus>& answer) {
+        core_->OnTrainerStatus(command, answer.status(),
+                               answer.ok() ? FromProto(answer->version()) : Version(), NowNs());
+      });
+}
+
+void Coordinator::Do(const SaveCheckpointNow& command) {
+  v1::SaveCheckpointRequest request;
+  *request.mutable_caller() = CallerOf(command);
+  // Only what the version determines: a checkpoint's bits must not depend on how it came about.
+  request.set_extra_json(absl::StrCat("{\"step\": ", command.version, "}"));
+  calls_->SaveCheckpoint(TargetOf(command), std::move(request),
+                         [this, command](const absl::StatusOr<v1::SaveCheckpointResponse>& answer) {
+                           absl::Status status = answer.status();
+                           if (status.ok() && answer->version().number() != command.version) {
+                             status = absl::UnavailableError(absl::StrCat(
+                                 "the checkpoint is of version ", answer->version().number()));
+                           }
+                           if (status.ok()) last_checkpoint_ = *answer;
+                           core_->OnCheckpoint(command, status, NowNs());
+                         });
+}
+
+void Coordinator::Do(const EndRun& command) {
+  end_status_ = command.status;
+  ended_ns_ = NowNs();
+  if (command.status.ok()) {
+    LogInfo("run ", journal_->run_id(), ": ", command.detail);
+  } else {
+    LogError("run ", journal_->run_id(), ": ", command.detail);
+  }
+  calls_->CancelAll();
+  journal_->WriteSessionSeconds(SessionSeconds());
+  for (const auto& [name, bytes] : peak_rss_) journal_->WritePeakRss(name, bytes);
+  journal_->WritePeakRss("coordinator", PeakRssBytes());
+  absl::Status status = journal_->Commit(/*sync=*/true);
+  if (!status.ok()) LogError(status.message());
+  WriteSummary();
+}
+
+void Coordinator::WriteSummary() {
+  RunSummary summary;
+  summary.run_id = journal_->run_id();
+  summary.state = !end_status_.ok()                               ? "failed"
+                  : core_->version_number() < config_.train.steps ? "stopped"
+                                                                  : "done";
+  summary.detail = core_->detail();
+  summary.num_steps = core_->version_number();
+  summary.evals = evals_;
+  if (config_.eval.before && evals_.count(0) > 0) summary.eval_before = evals_.at(0);
+  if (config_.eval.after && evals_.count(config_.train.steps) > 0) {
+    summary.eval_after = evals_.at(config_.train.steps);
+  }
+  summary.version = core_->version();
+  summary.last_metrics = last_metrics_;
+  const auto totals = journal_->ReadTotals();
+  if (totals.ok()) summary.totals = *totals;
+  const auto checkpoint = journal_->ReadCheckpoint();
+  if (checkpoint.ok()) std::tie(summary.checkpoint_hash, summary.checkpoint_path) = *checkpoint;
+  for (const absl::Status& status :
+       {totals.status(), checkpoint.status(), outputs_->WriteSummary(summary)}) {
+    if (!status.ok()) LogError("summary.json: ", status.message());
+  }
+}
+
+void Coordinator::PublishMetrics() {
+  Metrics& metrics = *parts_.metrics;
+  metrics.gauge("stretto_step", "Optimizer steps taken.")
+      .Set(static_cast<double>(core_->version_number()));
+  metrics.gauge("stretto_buffer_groups", "Complete groups that wait for their batch.")
+      .Set(static_cast<double>(core_->num_buffered()));
+  metrics.gauge("stretto_rollouts", "Complete training rollouts of the run.")
+      .Set(static_cast<double>(num_rollouts_));
+  metrics.gauge("stretto_rejected_groups", "Groups replaced since the coordinator started.")
+      .Set(static_cast<double>(core_->num_rejected()));
+  metrics.gauge("stretto_stale_groups", "Groups generated again because they became too old.")
+      .Set(static_cast<double>(core_->num_stale_dropped()));
+  for (const auto& [name, value] : last_metrics_) {
+    metrics.gauge("stretto_step_metric", "Metrics of the last step.", {{"metric", name}})
+        .Set(value);
+  }
+}
+}  // namespace stretto::services

@@ -1,0 +1,359 @@
+// Versions, steps, evaluations and the end of a run.
+#include "services/coordinator/core.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "rl/staleness.h"
+
+namespace stretto::services {
+Core::Core(CoreOptions options, RestoredRun restored)
+    : options_(std::move(options)),
+      order_(options_.num_train_lines, options_.seed, options_.shuffle),
+      epochs_(std::move(restored.member_epochs)),
+      versions_(std::move(restored.versions)),
+      kl_coefs_(std::move(restored.kl_coefs)),
+      evaluated_(restored.evaluated.begin(), restored.evaluated.end()),
+      kl_coef_(restored.next_kl_coef >= 0 ? restored.next_kl_coef : options_.kl_coef),
+      next_group_(restored.next_group),
+      next_position_(restored.next_position),
+      checkpoint_version_(restored.checkpoint_version) {
+  STRETTO_CHECK(options_.prompts_per_step > 0 && options_.group_size > 0);
+  if (!versions_.empty()) version_ = {versions_.rbegin()->first, versions_.rbegin()->second};
+  for (Group& group : restored.groups) groups_.emplace(group.id, std::move(group));
+  // A run that was over is over again as soon as it is looked at.
+  TryEnd();
+}
+
+std::vector<Command> Core::TakeCommands() { return std::exchange(commands_, {}); }
+
+void Core::OnTick(int64_t now_ns) { Advance(now_ns); }
+
+void Core::OnPause(bool pause, int64_t now_ns) {
+  if (paused_ != pause) Emit(RecordEvent{pause ? "paused" : "resumed"});
+  paused_ = pause;
+  Advance(now_ns);
+}
+
+void Core::OnCheckpointRequest(int64_t now_ns) {
+  checkpoint_requested_ = true;
+  Advance(now_ns);
+}
+
+void Core::OnStop(int64_t now_ns) {
+  if (IsOver() || stopping_) return;
+  stopping_ = true;
+  Emit(RecordEvent{"stop requested"});
+  for (auto& [id, group] : groups_) {
+    if (group.state == GroupState::kGenerating) Emit(CancelGenerate{id, group.attempt});
+  }
+  Advance(now_ns);
+}
+
+// For people; what repeats itself is said once.
+void Core::Note(const std::string& text) {
+  if (text == last_note_) return;
+  last_note_ = text;
+  Emit(RecordEvent{text});
+}
+
+void Core::OnFault(const absl::Status& status, int64_t) { Fail(status); }
+
+void Core::Fail(const absl::Status& status) { End(status, std::string(status.message())); }
+
+void Core::End(const absl::Status& status, const std::string& detail) {
+  if (ended_) return;
+  ended_ = true;
+  end_status_ = status;
+  end_detail_ = detail;
+  Emit(RecordEvent{status.ok() ? absl::StrCat("run ended: ", detail)
+                               : absl::StrCat("run failed: ", detail)});
+  Emit(EndRun{status, detail});
+}
+
+// Does all that can be done now. Every event ends here.
+void Core::Advance(int64_t now_ns) {
+  if (IsOver()) return;
+  ExpireLeases(now_ns);
+  if (!stopping_ && !paused_ && version_.number >= 0) {
+    FinishEval();
+    MakeEvalGroups();
+    MakeGroups();
+    Tokenize(now_ns);
+    Dispatch(now_ns);
+    Score(now_ns);
+  }
+  if (!stopping_) SyncWeights(now_ns);
+  if (!IsOver()) DriveTrainer(now_ns);
+  if (!IsOver()) TryEnd();
+}
+
+// Brings each generator to the run's version: prepare, then commit, one at a time each.
+void Core::SyncWeights(int64_t now_ns) {
+  if (!TrainerHasVersion()) return;
+  const Member* trainer = Trainer(now_ns);
+  for (auto& [name, member] : members_) {
+    if (member.pool != PoolKind::kGenerator || !member.is_live || member.not_before_ns > now_ns)
+      continue;
+    if (member.version == version_ || member.is_preparing || member.is_committing) continue;
+    if (member.prepared == version_) {
+      member.is_committing = true;
+      Emit(CommitVersion{name, member.epoch, version_});
+    } else if (trainer != nullptr) {
+      member.is_preparing = true;
+      Emit(PrepareVersion{name, member.epoch, version_, trainer->address});
+    }
+  }
+}
+
+void Core::OnPrepared(const PrepareVersion& asked, const absl::Status& status, int64_t now_ns) {
+  Member* member = Current(asked.member, asked.epoch);
+  if (member == nullptr || !member->is_preparing || IsOver()) return;
+  member->is_preparing = false;
+  if (status.ok()) {
+    member->prepared = asked.version;
+  } else {
+    member->not_before_ns = now_ns + options_.retry_ns;
+    Note(absl::StrCat(asked.member, " could not prepare version ", asked.version.number, ": ",
+                      status.message()));
+  }
+  Advance(now_ns);
+}
+
+void Core::OnCommitted(const CommitVersion& asked, const absl::Status& status, int64_t now_ns) {
+  Member* member = Current(asked.member, asked.epoch);
+  if (member == nullptr || !member->is_committing || IsOver()) return;
+  member->is_committing = false;
+  member->prepared = Version();
+  if (status.ok()) {
+    member->version = asked.version;
+  } else {
+    member->not_before_ns = now_ns + options_.retry_ns;
+    Note(absl::StrCat(asked.member, " could not commit version ", asked.version.number, ": ",
+                      status.message()));
+  }
+  Advance(now_ns);
+}
+
+// One thing at a time: catch up, save, or take the next step.
+void Core::DriveTrainer(int64_t now_ns) {
+  Member* trainer = Trainer(now_ns);
+  if (trainer == nullptr || trainer_is_busy_) return;
+  if (trainer->version.number < 0 || version_.number < 0) {
+    trainer_is_busy_ = true;
+    trainer_activity_ = "waiting";
+    Emit(AskTrainer{trainer->name, trainer->epoch});
+    return;
+  }
+  const bool is_at_version = trainer->version == version_;
+  // A trainer one step ahead holds a result that was never recorded: asked again, it repeats it.
+  if (!is_at_version) {
+    if (!stopping_) TrainNextStep(trainer);
+    return;
+  }
+  const int64_t v = version_.number;
+  const bool is_due =
+      v > checkpoint_version_ &&
+      ((options_.checkpoint_every > 0 && v > 0 && v % options_.checkpoint_every == 0) ||
+       v == options_.num_steps || stopping_ || checkpoint_requested_);
+  if (is_due) {
+    trainer_is_busy_ = true;
+    trainer_activity_ = "saving a checkpoint";
+    Emit(SaveCheckpointNow{trainer->name, trainer->epoch, v});
+    return;
+  }
+  checkpoint_requested_ = false;
+  if (stopping_ || paused_ || v >= options_.num_steps || EvalIsDue()) return;
+  TrainNextStep(trainer);
+}
+
+void Core::TrainNextStep(Member* trainer) {
+  const bool is_replay = trainer->version.number < version_.number;
+  const int64_t step = is_replay ? trainer->version.number + 1 : version_.number + 1;
+  if (!is_replay && kl_coefs_.count(step) == 0) {
+    std::vector<uint64_t> batch;
+    for (Group* group : GroupsOf(GroupKind::kTrain, step)) {
+      if (group->state == GroupState::kRejected) continue;
+      if (group->state != GroupState::kScored) return;
+      if (!rl::WithinStaleness(version_.number, group->min_version, options_.max_staleness)) {
+        ++num_stale_dropped_;
+        Note(absl::StrCat("group ", group->id, " has become too old (version ", group->min_version,
+                          "); it is generated again"));
+        Requeue(group, GroupState::kReady, 0);
+        return;
+      }
+      batch.push_back(group->id);
+    }
+    if (static_cast<int64_t>(batch.size()) < options_.prompts_per_step) return;
+    kl_coefs_[step] = kl_coef_;
+    Emit(RecordBatch{step, kl_coef_, std::move(batch)});
+  }
+  if (kl_coefs_.count(step) == 0) {
+    Fail(absl::DataLossError(absl::StrCat("the journal has no batch of step ", step)));
+    return;
+  }
+  trainer_is_busy_ = true;
+  trainer_activity_ = is_replay ? "repeating a step" : "training";
+  Emit(TakeStep{trainer->name,
+                trainer->epoch,
+                step,
+                {step - 1, versions_[step - 1]},
+                kl_coefs_[step],
+                is_replay});
+}
+
+bool Core::OnStepTaken(const TakeStep& asked, const absl::Status& status, const Version& version,
+                       double measured_kl, int64_t now_ns) {
+  Member* trainer = Current(asked.member, asked.epoch);
+  if (trainer == nullptr || !trainer_is_busy_ || IsOver()) return false;
+  trainer_is_busy_ = false;
+  if (!status.ok()) {
+    trainer->not_before_ns = now_ns + options_.retry_ns;
+    const bool is_answer = !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status) &&
+                           !absl::IsResourceExhausted(status) && !absl::IsCancelled(status);
+    if (absl::IsFailedPrecondition(status) && num_step_failures_ < 10) {
+      ++num_step_failures_;
+      trainer->version = Version();  // ask it where it stands
+    } else if (is_answer) {
+      Fail(Annotate(status, absl::StrCat("step ", asked.step)));
+      return false;
+    }
+    Note(absl::StrCat("step ", asked.step, ": ", status.message()));
+    Advance(now_ns);
+    return false;
+  }
+  num_step_failures_ = 0;
+  if (version.number != asked.step) {
+    Fail(absl::InternalError(
+        absl::StrCat("step ", asked.step, ": the trainer answered with version ", version.number)));
+    return false;
+  }
+  const auto known = versions_.find(asked.step);
+  if (known != versions_.end() && known->second != version.hash) {
+    Fail(absl::DataLossError(absl::StrCat("step ", asked.step, " taken again gave version hash ",
+                                          version.hash, ", at first it was ", known->second)));
+    return false;
+  }
+  trainer->version = version;
+  const bool is_new = known == versions_.end();
+  if (is_new) StepRecorded(asked, version, measured_kl);
+  Advance(now_ns);
+  return is_new;
+}
+
+void Core::StepRecorded(const TakeStep& asked, const Version& version, double measured_kl) {
+  version_ = version;
+  versions_[version.number] = version.hash;
+  const double num_rollouts = static_cast<double>(options_.prompts_per_step * options_.group_size);
+  kl_coef_ = options_.kl_controller.Next(kl_coef_, measured_kl, num_rollouts);
+  Emit(RecordVersion{version});
+  for (auto it = groups_.begin(); it != groups_.end();) {
+    const bool is_over = it->second.kind == GroupKind::kTrain && it->second.round <= asked.step;
+    it = is_over ? groups_.erase(it) : std::next(it);
+  }
+}
+
+void Core::OnTrainerStatus(const AskTrainer& asked, const absl::Status& status,
+                           const Version& version, int64_t now_ns) {
+  Member* trainer = Current(asked.member, asked.epoch);
+  if (trainer == nullptr || !trainer_is_busy_ || IsOver()) return;
+  trainer_is_busy_ = false;
+  if (!status.ok() || version.number < 0) {
+    trainer->not_before_ns = now_ns + options_.retry_ns;
+  } else if (const absl::Status check = CheckTrainerVersion(version); !check.ok()) {
+    Fail(check);
+    return;
+  } else {
+    trainer->version = version;
+    if (version_.number < 0) {
+      version_ = version;
+      versions_[version.number] = version.hash;
+      Emit(RecordVersion{version});
+    }
+  }
+  Advance(now_ns);
+}
+
+void Core::OnCheckpoint(const SaveCheckpointNow& asked, const absl::Status& status,
+                        int64_t now_ns) {
+  Member* trainer = Current(asked.member, asked.epoch);
+  if (trainer == nullptr || !trainer_is_busy_ || IsOver()) return;
+  trainer_is_busy_ = false;
+  if (status.ok()) {
+    checkpoint_version_ = asked.version;
+    Emit(RecordCheckpoint{asked.version});
+  } else if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+             absl::IsCancelled(status)) {
+    trainer->not_before_ns = now_ns + options_.retry_ns;
+  } else {
+    Fail(Annotate(status, absl::StrCat("the checkpoint of version ", asked.version)));
+    return;
+  }
+  Advance(now_ns);
+}
+
+// An evaluation is complete when each of its prompts is scored or rejected.
+void Core::FinishEval() {
+  if (!EvalIsDue()) return;
+  const auto groups = GroupsOf(GroupKind::kEval, version_.number);
+  if (groups.empty()) return;
+  RecordEval record{version_.number, {}, 0};
+  for (const Group* group : groups) {
+    if (group->state == GroupState::kScored) {
+      record.scored.push_back(group->id);
+    } else if (group->state == GroupState::kRejected) {
+      ++record.num_rejected;
+    } else {
+      return;
+    }
+  }
+  evaluated_.insert(version_.number);
+  for (const Group* group : groups) groups_.erase(group->id);
+  Emit(std::move(record));
+}
+
+void Core::TryEnd() {
+  if (IsOver() || trainer_is_busy_) return;
+  const bool is_saved = version_.number >= 0 && checkpoint_version_ >= version_.number;
+  if (stopping_) {
+    if (is_saved || !TrainerHasVersion() || version_.number <= 0) {
+      End(absl::OkStatus(), absl::StrCat("stopped at step ", version_number(), " of ",
+                                         options_.num_steps, "; the same command resumes"));
+    }
+    return;
+  }
+  if (version_.number < options_.num_steps || !is_saved || EvalIsDue()) return;
+  End(absl::OkStatus(), "done");
+}
+
+RunPhase Core::phase() const {
+  if (ended_) return end_status_.ok() ? RunPhase::kDone : RunPhase::kFailed;
+  if (stopping_) return RunPhase::kStopping;
+  if (paused_) return RunPhase::kPaused;
+  return detail().empty() ? RunPhase::kRunning : RunPhase::kWaiting;
+}
+
+std::string Core::activity() const {
+  if (trainer_is_busy_ && trainer_activity_ != "waiting") return trainer_activity_;
+  if (EvalIsDue()) return "evaluating";
+  return "generating";
+}
+
+std::string Core::detail() const {
+  if (ended_) return end_detail_;
+  std::string missing;
+  for (const auto& [pool, name] :
+       {std::pair(PoolKind::kTrainer, "a trainer"), std::pair(PoolKind::kGenerator, "a generator"),
+        std::pair(PoolKind::kScorer, "a scorer")}) {
+    const bool has_one = std::any_of(members_.begin(), members_.end(), [&](const auto& entry) {
+      return entry.second.pool == pool && entry.second.is_live;
+    });
+    if (!has_one) absl::StrAppend(&missing, missing.empty() ? "waiting for " : ", ", name);
+  }
+  return missing;
+}
+}  // namespace stretto::services

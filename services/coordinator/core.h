@@ -1,0 +1,181 @@
+// The coordinator's brain: a deterministic state machine. Events come in as calls, commands go out
+// through TakeCommands(); there is no clock (time comes with each call), no socket, no thread and
+// no randomness in here. The shell around it (coordinator.h) writes the Record* commands to the
+// journal before it carries out the others.
+//
+//   prompts ──(1)──> groups ──(2)──> generators ──(3)──> scorers ──(4)──> batch ──(5)──> trainer
+//      ^                                 ^                                                  │
+//      └──────────── window ────────(7)──┴───────── new version <───────────(6)─────────────┘
+//
+// The loops, and what unblocks each:
+//  1. A step's groups are made from the next positions of the prompt stream, for steps up to
+//     version + 1 + max_staleness. Unblocked by a new version; by a rejected group (replaced).
+//  2. A group goes to a generator that has room and a version no older than the step allows.
+//     Unblocked by a finished group (room), a committed version, a member that joins.
+//  3. A generated group goes to a scorer with room. Unblocked by a scored group.
+//  4. A step's batch is its groups in stream order. Complete when all are scored.
+//  5. The trainer takes one step at a time, the one after its version. Unblocked by a complete
+//     batch, the end of an evaluation, the end of the step before.
+//  6. A new version is recorded with its hash; only then does it exist.
+//  7. Generators prepare and commit it, one operation at a time each. Unblocked by the trainer
+//     having it.
+// An evaluation at version v (kEval groups, greedy) stands between step v and step v + 1.
+//
+// Whatever a member does not answer, or answers under an old epoch or attempt, is given to another:
+// results are pure functions of what was asked, so nothing is lost by asking twice. A trainer that
+// restarts at an older version is sent the recorded batches again and must arrive at the same
+// hashes.
+#pragma once
+
+#include <deque>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/coordinator/core_types.h"
+
+namespace stretto::services {
+enum class RunPhase { kWaiting, kRunning, kPaused, kStopping, kDone, kFailed };
+
+struct Member {
+  std::string name;
+  PoolKind pool = PoolKind::kGenerator;
+  std::string address;
+  uint64_t epoch = 0;
+  bool is_live = false;
+  std::string state;  // "live", "silent", "left"
+  Version version;
+  int64_t last_seen_ns = 0;
+  int64_t not_before_ns = 0;  // after a fault of its own
+  int64_t num_in_flight = 0;  // samples (generators), groups and calls (scorers)
+  bool is_preparing = false, is_committing = false;  // generators
+  Version prepared;
+};
+
+// Not thread-safe. `now_ns` never goes back from call to call.
+class Core {
+ public:
+  Core(CoreOptions options, RestoredRun restored);
+
+  // Members. Register returns the new epoch. A trainer whose version contradicts the run's is
+  // FAILED_PRECONDITION. Heartbeat: whether the epoch is the member's present one.
+  absl::StatusOr<uint64_t> OnRegister(const std::string& name, PoolKind pool,
+                                      const std::string& address, const Version& version,
+                                      int64_t now_ns);
+  bool OnHeartbeat(const std::string& name, uint64_t epoch, int64_t now_ns);
+  void OnLeave(const std::string& name, uint64_t epoch, int64_t now_ns);
+
+  // Answers. Those that return bool say whether the answer counts: the shell drops the data of one
+  // that does not. A status that is not OK is the call's failure.
+  // One length or error per group asked, in order.
+  struct TokenizedPrompt {
+    int64_t length = 0;
+    std::string error;
+  };
+  bool OnTokenized(const TokenizePrompts& asked, const absl::Status& status,
+                   const std::vector<TokenizedPrompt>& prompts, int64_t now_ns);
+  // min_version: the oldest version that wrote one of the group's tokens.
+  bool OnGenerated(const GenerateGroup& asked, const absl::Status& status, int64_t min_version,
+                   int64_t now_ns);
+  // A reward that failed is not OK with code ABORTED: a failure of the group, not of the scorer.
+  bool OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t now_ns);
+  void OnPrepared(const PrepareVersion& asked, const absl::Status& status, int64_t now_ns);
+  void OnCommitted(const CommitVersion& asked, const absl::Status& status, int64_t now_ns);
+  // measured_kl: NaN where there is none.
+  bool OnStepTaken(const TakeStep& asked, const absl::Status& status, const Version& version,
+                   double measured_kl, int64_t now_ns);
+  void OnTrainerStatus(const AskTrainer& asked, const absl::Status& status, const Version& version,
+                       int64_t now_ns);
+  void OnCheckpoint(const SaveCheckpointNow& asked, const absl::Status& status, int64_t now_ns);
+
+  void OnTick(int64_t now_ns);
+  void OnPause(bool pause, int64_t now_ns);
+  void OnCheckpointRequest(int64_t now_ns);
+  void OnStop(int64_t now_ns);
+  void OnFault(const absl::Status& status, int64_t now_ns);  // of the shell; the run fails
+
+  std::vector<Command> TakeCommands();
+
+  RunPhase phase() const;
+  // What the run is doing ("evaluating", "generating", "training", "saving a checkpoint") and what
+  // it waits for or died of.
+  std::string activity() const;
+  std::string detail() const;
+  const Version& version() const { return version_; }
+  int64_t version_number() const { return version_.number < 0 ? 0 : version_.number; }
+  double kl_coef() const { return kl_coef_; }
+  const std::map<std::string, Member>& members() const { return members_; }
+  const std::map<uint64_t, Group>& groups() const { return groups_; }
+  int64_t num_rejected() const { return num_rejected_; }
+  int64_t num_stale_dropped() const { return num_stale_dropped_; }
+  // Complete groups that wait for their batch.
+  int64_t num_buffered() const;
+
+ private:
+  void Advance(int64_t now_ns);
+  void ExpireLeases(int64_t now_ns);
+  void DropWorkOf(const std::string& member);
+  Member* Current(const std::string& name, uint64_t epoch);
+  Group* Awaited(uint64_t id, uint64_t attempt, GroupState state);
+  Member* PickScorer(int64_t now_ns);
+  Member* PickGenerator(const Group& group, int64_t now_ns);
+  Member* Trainer(int64_t now_ns);
+  bool TrainerHasVersion() const;
+
+  void MakeGroups();
+  void MakeEvalGroups();
+  Group& NewGroup(GroupKind kind, int64_t round, uint64_t position, DatasetPlace place);
+  void Tokenize(int64_t now_ns);
+  void Dispatch(int64_t now_ns);
+  void Score(int64_t now_ns);
+  void SyncWeights(int64_t now_ns);
+  void DriveTrainer(int64_t now_ns);
+  void FinishEval();
+  void TryEnd();
+  void Note(const std::string& text);
+
+  void SetState(Group* group, GroupState state);
+  void Requeue(Group* group, GroupState state, int64_t not_before_ns);
+  void Reject(Group* group, const std::string& reason);
+  void Fail(const absl::Status& status);
+  void End(const absl::Status& status, const std::string& detail);
+  void TrainNextStep(Member* trainer);
+  void StepRecorded(const TakeStep& asked, const Version& version, double measured_kl);
+  absl::Status CheckTrainerVersion(const Version& version) const;
+
+  bool IsOver() const { return ended_; }
+  bool EvalIsDue() const;
+  std::vector<Group*> GroupsOf(GroupKind kind, int64_t round);
+  template <class T>
+  void Emit(T command) {
+    commands_.push_back(std::move(command));
+  }
+
+  const CoreOptions options_;
+  EpochOrder order_;
+  std::vector<Command> commands_;
+
+  std::map<std::string, Member> members_;
+  std::map<std::string, uint64_t> epochs_;
+  std::map<uint64_t, Group> groups_;         // of rounds that are not over
+  std::map<int64_t, int64_t> num_replaced_;  // by step
+  std::map<int64_t, std::string> versions_;
+  std::map<int64_t, double> kl_coefs_;
+  std::set<int64_t> evaluated_;
+
+  Version version_;  // the run's; number -1 until the first trainer came
+  double kl_coef_;
+  uint64_t next_group_, next_position_;
+  int64_t checkpoint_version_;
+  int64_t num_rejected_ = 0, num_stale_dropped_ = 0;
+  int64_t num_step_failures_ = 0;
+
+  bool trainer_is_busy_ = false;  // a TakeStep, AskTrainer or SaveCheckpointNow is out
+  std::string trainer_activity_;
+  bool checkpoint_requested_ = false;
+  bool paused_ = false, stopping_ = false, ended_ = false;
+  absl::Status end_status_;
+  std::string end_detail_, last_note_;
+};
+}  // namespace stretto::services

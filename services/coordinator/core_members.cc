@@ -1,0 +1,169 @@
+// Members: joining, leases, leaving, and who may be given work.
+#include "absl/strings/str_cat.h"
+#include "services/coordinator/core.h"
+
+namespace stretto::services {
+absl::StatusOr<uint64_t> Core::OnRegister(const std::string& name, PoolKind pool,
+                                          const std::string& address, const Version& version,
+                                          int64_t now_ns) {
+  const auto known = members_.find(name);
+  if (known != members_.end() && known->second.pool != pool) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("member '", name, "' belongs to another pool already"));
+  }
+  if (pool == PoolKind::kTrainer) {
+    for (const auto& [other, member] : members_) {
+      if (member.pool == pool && member.is_live && other != name) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("trainer '", other, "' is at work; a run has one"));
+      }
+    }
+    if (const absl::Status status = CheckTrainerVersion(version); !status.ok()) return status;
+  }
+  DropWorkOf(name);
+  Member& member = members_[name];
+  member = Member();
+  member.name = name;
+  member.pool = pool;
+  member.address = address;
+  member.epoch = ++epochs_[name];
+  member.is_live = true;
+  member.state = "live";
+  member.version = version;
+  member.last_seen_ns = now_ns;
+  Emit(RecordMember{name, pool, address, member.epoch, member.state});
+  if (pool == PoolKind::kTrainer && version_.number < 0 && version.number == 0) {
+    version_ = version;
+    versions_[0] = version.hash;
+    Emit(RecordVersion{version});
+  }
+  Advance(now_ns);
+  return members_[name].epoch;
+}
+
+absl::Status Core::CheckTrainerVersion(const Version& version) const {
+  if (version.number < 0) return absl::OkStatus();  // it will tell when it has one
+  const int64_t newest = version_.number;
+  const auto known = versions_.find(version.number);
+  if (known != versions_.end()) {
+    if (known->second == version.hash) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("the trainer's version ", version.number, " has hash ", version.hash,
+                     ", the run's journal has ", known->second, ": not a checkpoint of this run"));
+  }
+  // A step may have been taken whose result was never recorded; it is asked for again.
+  if (newest >= 0 && version.number == newest + 1) return absl::OkStatus();
+  if (newest < 0 && version.number == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the trainer holds version ", version.number, ", the run's journal ends at ",
+                   newest, ": remove the run's checkpoints or restore its journal"));
+}
+
+bool Core::OnHeartbeat(const std::string& name, uint64_t epoch, int64_t now_ns) {
+  Member* member = Current(name, epoch);
+  if (member != nullptr) member->last_seen_ns = now_ns;
+  return member != nullptr;
+}
+
+void Core::OnLeave(const std::string& name, uint64_t epoch, int64_t now_ns) {
+  Member* member = Current(name, epoch);
+  if (member == nullptr) return;
+  member->is_live = false;
+  member->state = "left";
+  DropWorkOf(name);
+  Emit(RecordMember{name, member->pool, member->address, member->epoch, member->state});
+  Advance(now_ns);
+}
+
+void Core::ExpireLeases(int64_t now_ns) {
+  for (auto& [name, member] : members_) {
+    if (!member.is_live || now_ns - member.last_seen_ns <= options_.lease_ns) continue;
+    member.is_live = false;
+    member.state = "silent";
+    DropWorkOf(name);
+    Emit(RecordMember{name, member.pool, member.address, member.epoch, member.state});
+    Note(absl::StrCat(name, " has been silent for longer than its lease"));
+  }
+}
+
+// Gives a member's work back to the queues; its answers no longer count.
+void Core::DropWorkOf(const std::string& name) {
+  const auto it = members_.find(name);
+  if (it == members_.end()) return;
+  for (auto& [id, group] : groups_) {
+    if (group.member != name) continue;
+    if (group.state == GroupState::kTokenizing) {
+      Requeue(&group, GroupState::kNew, 0);
+    } else if (group.state == GroupState::kGenerating) {
+      Emit(CancelGenerate{id, group.attempt});
+      Requeue(&group, GroupState::kReady, 0);
+    } else if (group.state == GroupState::kScoring) {
+      Requeue(&group, GroupState::kGenerated, 0);
+    }
+  }
+  Member& member = it->second;
+  member.num_in_flight = 0;
+  member.is_preparing = member.is_committing = false;
+  if (member.pool == PoolKind::kTrainer) trainer_is_busy_ = false;
+}
+
+// The member under this epoch, if it is live; nullptr: whoever speaks is no longer one.
+Member* Core::Current(const std::string& name, uint64_t epoch) {
+  const auto it = members_.find(name);
+  if (it == members_.end() || it->second.epoch != epoch || !it->second.is_live) return nullptr;
+  return &it->second;
+}
+
+Member* Core::PickScorer(int64_t now_ns) {
+  Member* best = nullptr;
+  for (auto& [name, member] : members_) {
+    if (member.pool != PoolKind::kScorer || !member.is_live || member.not_before_ns > now_ns)
+      continue;
+    if (member.num_in_flight >= options_.max_scores_in_flight) continue;
+    if (best == nullptr || member.num_in_flight < best->num_in_flight) best = &member;
+  }
+  return best;
+}
+
+// The least loaded generator that has room and whose version may write for this group.
+Member* Core::PickGenerator(const Group& group, int64_t now_ns) {
+  const int64_t num_samples = group.kind == GroupKind::kEval ? 1 : options_.group_size;
+  Member* best = nullptr;
+  for (auto& [name, member] : members_) {
+    if (member.pool != PoolKind::kGenerator || !member.is_live || member.not_before_ns > now_ns)
+      continue;
+    if (member.is_committing || member.version.number < 0) continue;
+    const auto known = versions_.find(member.version.number);
+    if (known == versions_.end() || known->second != member.version.hash) continue;
+    // A step starts from version round − 1; an evaluation is of exactly its version.
+    const bool may_write =
+        group.kind == GroupKind::kEval
+            ? member.version.number == group.round
+            : member.version.number < group.round &&
+                  group.round - 1 - member.version.number <= options_.max_staleness;
+    if (!may_write) continue;
+    const bool has_room = member.num_in_flight == 0 ||
+                          member.num_in_flight + num_samples <= options_.max_samples_in_flight;
+    if (has_room && (best == nullptr || member.num_in_flight < best->num_in_flight)) best = &member;
+  }
+  return best;
+}
+
+Member* Core::Trainer(int64_t now_ns) {
+  for (auto& [name, member] : members_) {
+    if (member.pool == PoolKind::kTrainer && member.is_live && member.not_before_ns <= now_ns) {
+      return &member;
+    }
+  }
+  return nullptr;
+}
+
+bool Core::TrainerHasVersion() const {
+  for (const auto& [name, member] : members_) {
+    if (member.pool == PoolKind::kTrainer && member.is_live) {
+      return version_.number >= 0 && member.version == version_;
+    }
+  }
+  return false;
+}
+}  // namespace stretto::services

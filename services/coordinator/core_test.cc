@@ -1,0 +1,207 @@
+#include "services/coordinator/core.h"
+
+#include <catch2/catch.hpp>
+#include <set>
+
+#include "absl/strings/match.h"
+
+namespace stretto::services {
+namespace {
+constexpr int64_t kSecond = 1'000'000'000;
+
+template <class T>
+std::vector<T> Only(const std::vector<Command>& commands) {
+  std::vector<T> found;
+  for (const Command& command : commands) {
+    if (const T* c = std::get_if<T>(&command)) found.push_back(*c);
+  }
+  return found;
+}
+
+// A core with one member of each pool, at version 0.
+struct Bench {
+  explicit Bench(CoreOptions options = {}) : core(Defaults(std::move(options)), {}) {
+    REQUIRE(core.OnRegister("t", PoolKind::kTrainer, "t:1", {0, "h0"}, 0).ok());
+    REQUIRE(core.OnRegister("g", PoolKind::kGenerator, "g:1", {-1, ""}, 0).ok());
+    REQUIRE(core.OnRegister("s", PoolKind::kScorer, "s:1", {-1, ""}, 0).ok());
+  }
+  static CoreOptions Defaults(CoreOptions o) {
+    if (o.num_steps == 0) o.num_steps = 2;
+    o.prompts_per_step = 2;
+    o.group_size = 2;
+    o.max_prompt_tokens = 10;
+    o.num_train_lines = 8;
+    o.max_samples_in_flight = 100;
+    return o;
+  }
+  std::vector<Command> Take() { return core.TakeCommands(); }
+  // Prepares and commits what the generator is asked to.
+  std::vector<Command> Sync() {
+    auto commands = Take();
+    for (const auto& c : Only<PrepareVersion>(commands)) core.OnPrepared(c, absl::OkStatus(), now);
+    auto more = Take();
+    for (const auto& c : Only<CommitVersion>(more)) core.OnCommitted(c, absl::OkStatus(), now);
+    commands.insert(commands.end(), more.begin(), more.end());
+    more = Take();
+    commands.insert(commands.end(), more.begin(), more.end());
+    return commands;
+  }
+  std::vector<Command> Tokenize(const std::vector<Command>& commands, int64_t length = 5) {
+    for (const auto& c : Only<TokenizePrompts>(commands)) {
+      core.OnTokenized(c, absl::OkStatus(),
+                       std::vector<Core::TokenizedPrompt>(c.groups.size(), {length, ""}), now);
+    }
+    return Take();
+  }
+  Core core;
+  int64_t now = 0;
+};
+
+TEST_CASE("a step goes from prompts to a version") {
+  Bench b;
+  auto commands = b.Tokenize(b.Sync());
+  auto generate = Only<GenerateGroup>(commands);
+  REQUIRE(generate.size() == 2);
+  CHECK(generate[0].expected == Version{0, "h0"});
+  for (const auto& g : generate) CHECK(b.core.OnGenerated(g, absl::OkStatus(), 0, 0));
+  CHECK_FALSE(b.core.OnGenerated(generate[0], absl::OkStatus(), 0, 0));  // twice
+  for (const auto& s : Only<ScoreGroup>(b.Take())) CHECK(b.core.OnScored(s, absl::OkStatus(), 0));
+  commands = b.Take();
+  const auto batch = Only<RecordBatch>(commands);
+  const auto step = Only<TakeStep>(commands);
+  REQUIRE(batch.size() == 1);
+  REQUIRE(step.size() == 1);
+  CHECK(batch[0].groups.size() == 2);
+  CHECK(step[0].base == Version{0, "h0"});
+  CHECK(b.core.OnStepTaken(step[0], absl::OkStatus(), {1, "h1"}, 0, 0));
+  CHECK(b.core.version() == Version{1, "h1"});
+  // Nothing of step 2 is dispatched before the generator has version 1.
+  commands = b.Take();
+  const auto prepared = b.Tokenize(commands);
+  CHECK(Only<GenerateGroup>(prepared).empty());
+  REQUIRE(Only<PrepareVersion>(commands).size() == 1);
+  b.core.OnPrepared(Only<PrepareVersion>(commands)[0], absl::OkStatus(), 0);
+  const auto commit = Only<CommitVersion>(b.Take());
+  REQUIRE(commit.size() == 1);
+  b.core.OnCommitted(commit[0], absl::OkStatus(), 0);
+  CHECK(Only<GenerateGroup>(b.Take()).size() == 2);
+}
+
+TEST_CASE("with staleness 1 the next step is generated during training") {
+  Bench b({.max_staleness = 1});
+  const auto commands = b.Tokenize(b.Sync());
+  const auto generate = Only<GenerateGroup>(commands);
+  CHECK(generate.size() == 4);
+  CHECK(generate[0].expected.number == -1);
+}
+
+TEST_CASE("long, empty and unreadable prompts are replaced within a bound") {
+  Bench b({.max_group_replacements = 3});
+  auto commands = b.Tokenize(b.Sync(), /*length=*/11);
+  CHECK(b.core.num_rejected() == 2);
+  CHECK(Only<TokenizePrompts>(commands).size() == 1);  // for two more prompts
+  commands = b.Tokenize(commands, /*length=*/0);
+  const auto end = Only<EndRun>(commands);
+  REQUIRE(end.size() == 1);
+  CHECK(absl::IsResourceExhausted(end[0].status));
+  CHECK(absl::StrContains(end[0].detail, "the prompt is empty"));
+  CHECK(b.core.phase() == RunPhase::kFailed);
+}
+
+TEST_CASE("a silent generator's work goes to another and its late answer is refused") {
+  Bench b;
+  const auto commands = b.Tokenize(b.Sync());
+  const auto generate = Only<GenerateGroup>(commands);
+  const uint64_t epoch = generate[0].epoch;
+  REQUIRE(b.core.OnRegister("g2", PoolKind::kGenerator, "g2:1", {0, "h0"}, 5 * kSecond).ok());
+  b.core.OnHeartbeat("s", 1, 5 * kSecond);
+  b.core.OnHeartbeat("t", 1, 5 * kSecond);
+  b.core.OnTick(6 * kSecond);
+  const auto after = b.Take();
+  CHECK(Only<CancelGenerate>(after).size() == 2);
+  const auto again = Only<GenerateGroup>(after);
+  REQUIRE(again.size() == 2);
+  CHECK(again[0].member == "g2");
+  CHECK_FALSE(b.core.OnGenerated(generate[0], absl::OkStatus(), 0, 6 * kSecond));
+  CHECK_FALSE(b.core.OnHeartbeat("g", epoch, 6 * kSecond));
+  CHECK(b.core.OnRegister("g", PoolKind::kGenerator, "g:1", {0, "h0"}, 6 * kSecond).value() ==
+        epoch + 1);
+}
+
+TEST_CASE("a failed reward is tried again, then its group is replaced") {
+  Bench b({.max_group_replacements = 5});
+  for (const auto& g : Only<GenerateGroup>(b.Tokenize(b.Sync()))) {
+    b.core.OnGenerated(g, absl::OkStatus(), 0, 0);
+  }
+  for (const auto& s : Only<ScoreGroup>(b.Take())) b.core.OnScored(s, absl::AbortedError("nan"), 0);
+  CHECK(Only<ScoreGroup>(b.Take()).empty());
+  b.core.OnTick(kSecond);
+  const auto again = Only<ScoreGroup>(b.Take());
+  REQUIRE(again.size() == 2);
+  b.core.OnScored(again[0], absl::AbortedError("nan"), kSecond);
+  CHECK(b.core.num_rejected() == 1);
+  CHECK(Only<TokenizePrompts>(b.Take()).size() == 1);
+}
+
+TEST_CASE("a trainer of another run, or ahead of the journal, is refused") {
+  Core core(Bench::Defaults({}), {});
+  CHECK_FALSE(core.OnRegister("t", PoolKind::kTrainer, "t:1", {7, "x"}, 0).ok());
+  REQUIRE(core.OnRegister("t", PoolKind::kTrainer, "t:1", {0, "h0"}, 0).ok());
+  CHECK_FALSE(core.OnRegister("t2", PoolKind::kTrainer, "t:2", {0, "h0"}, 0).ok());
+  const auto other = core.OnRegister("t", PoolKind::kTrainer, "t:1", {0, "other"}, 0);
+  REQUIRE_FALSE(other.ok());
+  CHECK(absl::StrContains(other.status().message(), "not a checkpoint of this run"));
+}
+
+TEST_CASE("a stop checkpoints and ends; a finished run is over at once") {
+  Bench b({.num_steps = 1});
+  for (const auto& g : Only<GenerateGroup>(b.Tokenize(b.Sync()))) {
+    b.core.OnGenerated(g, absl::OkStatus(), 0, 0);
+  }
+  for (const auto& s : Only<ScoreGroup>(b.Take())) b.core.OnScored(s, absl::OkStatus(), 0);
+  const auto step = Only<TakeStep>(b.Take());
+  REQUIRE(step.size() == 1);
+  b.core.OnStop(0);
+  CHECK(b.core.phase() == RunPhase::kStopping);
+  b.core.OnStepTaken(step[0], absl::OkStatus(), {1, "h1"}, 0, 0);
+  const auto save = Only<SaveCheckpointNow>(b.Take());
+  REQUIRE(save.size() == 1);
+  b.core.OnCheckpoint(save[0], absl::OkStatus(), 0);
+  CHECK(Only<EndRun>(b.Take()).size() == 1);
+  CHECK(b.core.phase() == RunPhase::kDone);
+
+  RestoredRun restored;
+  restored.versions = {{0, "h0"}, {1, "h1"}};
+  restored.checkpoint_version = 1;
+  Core again(Bench::Defaults({.num_steps = 1}), restored);
+  CHECK(Only<EndRun>(again.TakeCommands()).size() == 1);
+}
+
+TEST_CASE("replayed steps must give the recorded hashes") {
+  RestoredRun restored;
+  restored.versions = {{0, "h0"}, {1, "h1"}};
+  restored.kl_coefs = {{1, 0.5}};
+  Core core(Bench::Defaults({}), restored);
+  REQUIRE(core.OnRegister("t", PoolKind::kTrainer, "t:1", {0, "h0"}, 0).ok());
+  const auto step = Only<TakeStep>(core.TakeCommands());
+  REQUIRE(step.size() == 1);
+  CHECK(step[0].is_replay);
+  CHECK(step[0].kl_coef == 0.5);
+  core.OnStepTaken(step[0], absl::OkStatus(), {1, "other"}, 0, 0);
+  CHECK(core.phase() == RunPhase::kFailed);
+}
+
+TEST_CASE("an epoch visits every line once, each epoch in its own order") {
+  EpochOrder order(10, 3, true);
+  std::vector<uint64_t> first, second;
+  for (uint64_t p = 0; p < 10; ++p) first.push_back(order.At(p).index);
+  for (uint64_t p = 10; p < 20; ++p) second.push_back(order.At(p).index);
+  CHECK(std::set<uint64_t>(first.begin(), first.end()).size() == 10);
+  CHECK(std::set<uint64_t>(second.begin(), second.end()).size() == 10);
+  CHECK(first != second);
+  CHECK(order.At(13).epoch == 1);
+  CHECK(EpochOrder(10, 3, true).At(4) == order.At(4));
+  CHECK(EpochOrder(10, 3, false).At(14) == DatasetPlace{1, 4});
+}
+}  // namespace
+}  // namespace stretto::services

@@ -1,0 +1,74 @@
+#include "services/coordinator/dataset.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/files.h"
+#include "base/status.h"
+
+namespace stretto::services {
+namespace {
+using nlohmann::json;
+
+// What is wrong with a chat message; empty: nothing.
+std::string MessageFault(const json& message) {
+  if (!message.is_object()) return "`messages` holds something that is not an object";
+  for (const char* key : {"role", "content"}) {
+    const auto it = message.find(key);
+    if (it == message.end() || !it->is_string()) {
+      return absl::StrCat("a message has no text `", key, "`");
+    }
+  }
+  return "";
+}
+
+std::string LineFault(const json& line) {
+  if (line.is_discarded()) return "not valid JSON";
+  if (!line.is_object()) return "expected a JSON object";
+  const bool has_prompt = line.contains("prompt"), has_messages = line.contains("messages");
+  if (has_prompt == has_messages) return "expected either `prompt` or `messages`";
+  if (has_prompt) return line["prompt"].is_string() ? "" : "`prompt` is not a text";
+  if (!line["messages"].is_array() || line["messages"].empty()) {
+    return "`messages` is not a list of messages";
+  }
+  for (const json& message : line["messages"]) {
+    if (std::string fault = MessageFault(message); !fault.empty()) return fault;
+  }
+  return "";
+}
+}  // namespace
+
+absl::StatusOr<Dataset> ReadDataset(const std::string& path, const DatasetOptions& options) {
+  ASSIGN_OR_RETURN(const std::string text, Files::Real().ReadAll(path));
+  return ParseDataset(text, path, options);
+}
+
+absl::StatusOr<Dataset> ParseDataset(const std::string& text, const std::string& name,
+                                     const DatasetOptions& options) {
+  Dataset dataset;
+  int64_t number = 0;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    line = absl::StripAsciiWhitespace(line);
+    if (line.empty()) continue;
+    const json parsed = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+    if (const std::string fault = LineFault(parsed); !fault.empty()) {
+      const std::string message = absl::StrCat(name, ":", number, ": ", fault);
+      if (!options.skip_bad_lines) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(message, " (data.on_bad_line: skip leaves such lines out)"));
+      }
+      dataset.warnings.push_back(message);
+      continue;
+    }
+    dataset.lines.emplace_back(line);
+  }
+  if (dataset.lines.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, ": the dataset is empty", dataset.warnings.empty() ? "" : " without its bad lines"));
+  }
+  return dataset;
+}
+}  // namespace stretto::services

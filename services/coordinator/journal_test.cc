@@ -1,0 +1,252 @@
+#include "services/coordinator/journal.h"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <csignal>
+
+#include "absl/strings/match.h"
+#include "base/testing.h"
+#include "services/coordinator/dataset.h"
+
+namespace stretto::services {
+namespace {
+using testing::TempDir;
+
+std::vector<RolloutRecord> SomeRollouts() {
+  std::vector<RolloutRecord> rollouts(2);
+  for (uint32_t i = 0; i < 2; ++i) {
+    RolloutRecord& r = rollouts[i];
+    r.sample_index = i;
+    r.ids = {7, -1, static_cast<int32_t>(i)};
+    r.logprobs = {-0.5f, -1e-7f, -3.25f};
+    r.versions = {2, 1, 2};
+    r.finish_reason = i == 0 ? "stop" : "length";
+    r.reward = 0.5 + i;
+    r.components = {{"integer", 1.0}, {"length", 0.25}};
+    r.reference_logprobs = {-0.25f, 0.0f, -9.0f};
+  }
+  return rollouts;
+}
+
+Group SomeGroup(uint64_t id, int64_t step, uint64_t position, GroupState state) {
+  Group group;
+  group.id = id;
+  group.round = step;
+  group.position = position;
+  group.place = {1, position};
+  group.state = state;
+  group.min_version = 1;
+  return group;
+}
+
+// A journal at version 1: step 1 taken with groups 1 and 2, groups 3 (scored) and 4 (ready) of
+// step 2.
+void Fill(Journal* journal) {
+  journal->Write(RecordMember{"generator-0", PoolKind::kGenerator, "a:1", 3, "live"});
+  journal->Write(RecordVersion{{0, "h0"}});
+  for (uint64_t id = 1; id <= 2; ++id) {
+    journal->Write(RecordGroup{SomeGroup(id, 1, id - 1, GroupState::kScored)});
+    journal->WritePromptIds(id, std::vector<int32_t>{1, 2, static_cast<int32_t>(id)});
+    journal->WriteRollouts(id, SomeRollouts());
+    journal->WriteScores(id, SomeRollouts(), "tag");
+  }
+  journal->Write(RecordBatch{1, 0.125, {2, 1}});
+  journal->Write(RecordVersion{{1, "h1"}});
+  journal->WriteStep(
+      {.step = 1, .metrics = {{"reward_mean", 0.5}, {"logprob_mismatch_max", 0.0}}, .seconds = 2},
+      0.25);
+  journal->Write(RecordGroup{SomeGroup(3, 2, 2, GroupState::kScored)});
+  journal->Write(RecordGroup{SomeGroup(4, 2, 3, GroupState::kNew)});
+  journal->Write(RecordGroup{SomeGroup(4, 2, 3, GroupState::kReady)});
+  journal->WriteEval(0, 0.125, 8, 0);
+  journal->WriteCheckpoint(1, "hash", "path");
+  journal->WritePeakRss("generator-0", 100);
+  journal->WritePeakRss("generator-0", 90);
+  journal->WritePeakRss("coordinator", 11);
+  journal->WriteSessionSeconds(1.5);
+  REQUIRE(journal->Commit(true).ok());
+}
+
+TEST_CASE("a journal gives back what it was told") {
+  TempDir dir;
+  const std::string path = dir.File("run.sqlite");
+  {
+    auto journal = Journal::Open(path, "run-1", "essence");
+    REQUIRE_OK(journal);
+    Fill(journal->get());
+  }
+  auto opened = Journal::Open(path, "another id", "essence");
+  REQUIRE_OK(opened);
+  Journal& journal = **opened;
+  CHECK(journal.run_id() == "run-1");
+  const auto run = journal.Restore();
+  REQUIRE_OK(run);
+  CHECK(run->versions == std::map<int64_t, std::string>{{0, "h0"}, {1, "h1"}});
+  CHECK(run->kl_coefs == std::map<int64_t, double>{{1, 0.125}});
+  CHECK(run->next_kl_coef == 0.25);
+  CHECK(run->checkpoint_version == 1);
+  CHECK(run->next_group == 5);
+  CHECK(run->next_position == 4);
+  CHECK(run->member_epochs.at("generator-0") == 3);
+  CHECK(run->evaluated == std::vector<int64_t>{0});
+  REQUIRE(run->groups.size() == 2);
+  CHECK(run->groups[0].state == GroupState::kScored);
+  CHECK(run->groups[1].state == GroupState::kReady);
+  CHECK(run->groups[1].place == DatasetPlace{1, 3});
+
+  CHECK(journal.ReadBatch(1).value() == std::vector<uint64_t>{2, 1});
+  CHECK_FALSE(journal.ReadBatch(2).ok());
+  const auto group = journal.ReadGroup(2);
+  REQUIRE_OK(group);
+  CHECK(group->prompt_ids == std::vector<int32_t>{1, 2, 2});
+  const auto expected = SomeRollouts();
+  REQUIRE(group->rollouts.size() == 2);
+  for (size_t i = 0; i < 2; ++i) {
+    const RolloutRecord &a = group->rollouts[i], &b = expected[i];
+    CHECK(a.ids == b.ids);
+    CHECK(a.logprobs == b.logprobs);
+    CHECK(a.versions == b.versions);
+    CHECK(a.finish_reason == b.finish_reason);
+    CHECK(a.reward == b.reward);
+    CHECK(a.components == b.components);
+    CHECK(a.reference_logprobs == b.reference_logprobs);
+  }
+  const auto totals = journal.ReadTotals();
+  REQUIRE_OK(totals);
+  CHECK(totals->num_rollouts == 4);
+  CHECK(totals->num_tokens == 12);
+  CHECK(totals->peak_rss_bytes == 111);
+  CHECK(totals->seconds == 1.5);
+  CHECK(totals->num_sessions == 2);
+  CHECK(journal.ReadSteps().value().at(0).metrics.at("reward_mean") == 0.5);
+  CHECK(journal.ReadCheckpoint().value().first == "hash");
+}
+
+TEST_CASE("every view can be read") {
+  TempDir dir;
+  auto journal = Journal::Open(dir.File("run.sqlite"), "run-1", "essence");
+  REQUIRE_OK(journal);
+  Fill(journal->get());
+  auto db = Sqlite::Open(dir.File("run.sqlite"));  // beside the journal, as sqlite3 would
+  REQUIRE_OK(db);
+  const std::map<std::string, int> rows = {
+      {"progress", 1},         {"rewards", 4},   {"buffer", 1},       {"dropped_groups", 0},
+      {"trained_rollouts", 4}, {"staleness", 1}, {"trained_twice", 0}};
+  for (const auto& [view, count] : rows) {
+    INFO(view);
+    auto query = (*db)->Prepare("SELECT COUNT(*) FROM " + view);
+    REQUIRE(query.Step().value());
+    CHECK(query.IntAt(0) == count);
+  }
+}
+
+TEST_CASE("a second coordinator and another run are refused") {
+  TempDir dir;
+  const std::string path = dir.File("run.sqlite");
+  auto first = Journal::Open(path, "run-1", "essence");
+  REQUIRE_OK(first);
+  const auto second = Journal::Open(path, "run-1", "essence");
+  REQUIRE_FALSE(second.ok());
+  CHECK(absl::StrContains(second.status().message(), "another coordinator"));
+  first->reset();
+  const auto other = Journal::Open(path, "run-1", "other settings");
+  REQUIRE_FALSE(other.ok());
+  CHECK(absl::StrContains(other.status().message(), "other settings"));
+  CHECK(Journal::Open(path, "run-1", "essence").ok());
+}
+
+TEST_CASE("what was committed survives the end of the process") {
+  TempDir dir;
+  const std::string path = dir.File("run.sqlite");
+  const pid_t child = fork();
+  if (child == 0) {
+    auto journal = Journal::Open(path, "run-1", "essence");
+    if (!journal.ok()) _exit(1);
+    (*journal)->Write(RecordVersion{{0, "h0"}});
+    if (!(*journal)->Commit(false).ok()) _exit(1);
+    (*journal)->Write(RecordVersion{{1, "h1"}});  // not committed
+    raise(SIGKILL);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFSIGNALED(status));
+  auto journal = Journal::Open(path, "run-1", "essence");
+  REQUIRE_OK(journal);
+  CHECK((*journal)->Restore().value().versions == std::map<int64_t, std::string>{{0, "h0"}});
+}
+
+TEST_CASE("a full disk is a clear and lasting error, and loses nothing committed") {
+  TempDir dir;
+  const std::string path = dir.File("run.sqlite");
+  const pid_t child = fork();
+  if (child == 0) {
+    auto journal = Journal::Open(path, "run-1", "essence");
+    if (!journal.ok()) _exit(1);
+    (*journal)->Write(RecordVersion{{0, "h0"}});
+    if (!(*journal)->Commit(true).ok()) _exit(2);
+    // A limit on the size of files stands in for the full disk.
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{300 << 10, 300 << 10};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    for (uint64_t id = 1; id < 4000 && (*journal)->status().ok(); ++id) {
+      (*journal)->Write(RecordGroup{SomeGroup(id, 1, id, GroupState::kReady)});
+      (*journal)->WriteRollouts(id, SomeRollouts());
+      (void)(*journal)->Commit(false);
+    }
+    if ((*journal)->status().ok()) _exit(3);
+    (*journal)->Write(RecordVersion{{1, "h1"}});
+    _exit((*journal)->Commit(false).ok() ? 4 : 0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  auto journal = Journal::Open(path, "run-1", "essence");
+  REQUIRE_OK(journal);
+  const auto run = (*journal)->Restore();
+  REQUIRE_OK(run);
+  CHECK(run->versions == std::map<int64_t, std::string>{{0, "h0"}});
+  CHECK(run->groups.size() > 10);
+}
+
+TEST_CASE("garbage instead of a journal is named") {
+  TempDir dir;
+  const std::string path = dir.File("run.sqlite");
+  REQUIRE(Files::Real().WriteAtomically(path, std::string(5000, 'x')).ok());
+  const auto journal = Journal::Open(path, "run-1", "essence");
+  REQUIRE_FALSE(journal.ok());
+  CHECK(absl::IsDataLoss(journal.status()));
+  CHECK(absl::StrContains(journal.status().message(), path));
+}
+
+TEST_CASE("datasets are read line by line and bad lines are named") {
+  const std::string good =
+      "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n\n"
+      "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\r\n";
+  const auto data = ParseDataset(good, "d.jsonl", {});
+  REQUIRE_OK(data);
+  CHECK(data->lines.size() == 2);
+  const auto error = [&](const std::string& line) {
+    const auto bad = ParseDataset(good + line, "d.jsonl", {});
+    REQUIRE_FALSE(bad.ok());
+    const auto skipped = ParseDataset(good + line, "d.jsonl", {.skip_bad_lines = true});
+    REQUIRE_OK(skipped);
+    CHECK(skipped->lines.size() == 2);
+    CHECK(skipped->warnings.size() == 1);
+    return std::string(bad.status().message());
+  };
+  CHECK(absl::StartsWith(error("{\"prompt\": "), "d.jsonl:4: not valid JSON"));
+  CHECK(absl::StartsWith(error("[1]"), "d.jsonl:4: expected a JSON object"));
+  CHECK(absl::StartsWith(error("{\"text\": \"x\"}"), "d.jsonl:4: expected either"));
+  CHECK(absl::StartsWith(error("{\"prompt\": 5}"), "d.jsonl:4: `prompt` is not a text"));
+  CHECK(absl::StartsWith(error("{\"messages\": []}"), "d.jsonl:4: `messages` is not a list"));
+  CHECK(absl::StartsWith(error("{\"messages\": [{\"role\": \"user\"}]}"),
+                         "d.jsonl:4: a message has no text `content`"));
+  CHECK(absl::StrContains(ParseDataset("\n", "d.jsonl", {}).status().message(), "is empty"));
+  CHECK_FALSE(ReadDataset("/nonexistent.jsonl", {}).ok());
+}
+}  // namespace
+}  // namespace stretto::services

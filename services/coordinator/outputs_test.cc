@@ -1,0 +1,110 @@
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_split.h"
+#include "base/testing.h"
+#include "services/coordinator/event_file.h"
+#include "services/coordinator/run_outputs.h"
+#include "services/coordinator/step_metrics.h"
+
+namespace stretto::services {
+namespace {
+using nlohmann::json;
+
+GroupRecord GroupWith(std::vector<double> rewards, std::vector<size_t> lengths) {
+  GroupRecord group;
+  for (size_t i = 0; i < rewards.size(); ++i) {
+    RolloutRecord r;
+    r.reward = rewards[i];
+    r.components["integer"] = rewards[i];
+    r.ids.resize(lengths[i], 1);
+    r.versions.resize(lengths[i], i == 0 ? 3 : 4);
+    r.finish_reason = i == 0 ? "length" : "stop";
+    group.rollouts.push_back(r);
+  }
+  return group;
+}
+
+TEST_CASE("a step's metrics are those of its rollouts") {
+  const std::vector<GroupRecord> batch = {GroupWith({0, 1}, {4, 2}), GroupWith({1, 1}, {1, 5})};
+  const auto m = StepMetrics(batch, 4, {{"loss", 0.25}}, {.step_seconds = 2, .train_seconds = 1});
+  CHECK(m.at("reward_mean") == 0.75);
+  CHECK(m.at("reward_integer") == 0.75);
+  CHECK(m.at("reward_std") == Approx(std::sqrt(0.1875)));
+  CHECK(m.at("completion_length") == 3);
+  CHECK(m.at("completion_length_max") == 5);
+  CHECK(m.at("length_fraction") == 0.5);
+  CHECK(m.at("zero_signal_fraction") == 0.5);
+  CHECK(m.at("staleness_mean") == 0.5);
+  CHECK(m.at("staleness_max") == 1);
+  CHECK(m.at("num_tokens") == 12);
+  CHECK(m.at("tokens_per_second") == 6);
+  CHECK(m.at("loss") == 0.25);
+  CHECK(EvalScore({GroupWith({1}, {1}), GroupWith({0.99}, {1}), GroupWith({1.5}, {1})},
+                  "integer") == Approx(2.0 / 3));
+  CHECK(EvalScore({}, "integer") == -1);
+}
+
+TEST_CASE("CRC-32C has its published values") {
+  CHECK(Crc32c("123456789") == 0xe3069283u);  // RFC 3720, appendix B.4 and the usual check value
+  CHECK(Crc32c(std::string(32, '\0')) == 0x8a9136aau);
+  CHECK(Crc32c(std::string(32, '\xff')) == 0x62a8ab43u);
+}
+
+// Reads TFRecords back, checking both sums of each.
+std::vector<std::string> ReadRecords(const std::string& bytes) {
+  std::vector<std::string> records;
+  const auto number = [&](size_t at, size_t size) {
+    uint64_t value = 0;
+    for (size_t i = 0; i < size; ++i) {
+      value |= uint64_t{static_cast<uint8_t>(bytes.at(at + i))} << (8 * i);
+    }
+    return value;
+  };
+  for (size_t at = 0; at < bytes.size();) {
+    const uint64_t size = number(at, 8);
+    REQUIRE(number(at + 8, 4) == MaskedCrc32c(bytes.substr(at, 8)));
+    records.push_back(bytes.substr(at + 12, size));
+    REQUIRE(number(at + 12 + size, 4) == MaskedCrc32c(records.back()));
+    at += 16 + size;
+  }
+  return records;
+}
+
+TEST_CASE("outputs are written and can be read") {
+  testing::TempDir dir;
+  const std::vector<StepRecord> earlier = {{.step = 1, .metrics = {{"loss", 0.5}}}};
+  auto outputs = RunOutputs::Open(Files::Real(), Clock::Real(), dir.path(), earlier);
+  REQUIRE_OK(outputs);
+  REQUIRE((*outputs)->AddStep({.step = 2, .metrics = {{"loss", 0.25}, {"bad", NAN}}}).ok());
+  REQUIRE((*outputs)->AddEval(0, 0.75).ok());
+  RunSummary summary;
+  summary.evals = {{0, 0.1}, {2, 0.9}};
+  summary.eval_after = 0.9;
+  REQUIRE((*outputs)->WriteSummary(summary).ok());
+
+  const std::string lines = Files::Real().ReadAll(dir.File("metrics.jsonl")).value();
+  const std::vector<std::string> split = absl::StrSplit(lines, '\n', absl::SkipEmpty());
+  REQUIRE(split.size() == 2);
+  CHECK(json::parse(split[0]) == json({{"step", 1}, {"loss", 0.5}}));
+  CHECK(json::parse(split[1]) == json({{"step", 2}, {"loss", 0.25}}));
+  const json read = json::parse(Files::Real().ReadAll(dir.File("summary.json")).value());
+  CHECK(read["eval_after"] == 0.9);
+  CHECK(read["evals"]["2"] == 0.9);
+  for (const char* key : {"eval_before", "steps", "seconds", "rollouts", "tokens_generated",
+                          "logprob_mismatch_max", "peak_rss_bytes", "checkpoint_hash"}) {
+    CHECK(read.contains(key));
+  }
+
+  const auto names = Files::Real().List(dir.File("tensorboard")).value();
+  REQUIRE(names.size() == 1);
+  const auto records =
+      ReadRecords(Files::Real().ReadAll(JoinPath(dir.File("tensorboard"), names[0])).value());
+  REQUIRE(records.size() == 3);
+  CHECK(records[0].find("brain.Event:2") != std::string::npos);
+  CHECK(records[1].find("step/loss") != std::string::npos);
+  CHECK(records[2].find("eval/score") != std::string::npos);
+}
+}  // namespace
+}  // namespace stretto::services
