@@ -40,9 +40,9 @@ struct GroupRecord {
 
 struct StepRecord {
   int64_t step = 0;
-  std::map<std::string, double> metrics;
+  std::map<std::string, double> metrics = {};
   double seconds = 0;
-  std::string skip_reason;  // empty: taken
+  std::string skip_reason = {};  // empty: taken
 };
 
 struct RunTotals {

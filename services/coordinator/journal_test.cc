@@ -8,6 +8,7 @@
 #include <csignal>
 
 #include "absl/strings/match.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "services/coordinator/dataset.h"
 

@@ -86,9 +86,10 @@ TEST_CASE("outputs are written and can be read") {
 
   const std::string lines = Files::Real().ReadAll(dir.File("metrics.jsonl")).value();
   const std::vector<std::string> split = absl::StrSplit(lines, '\n', absl::SkipEmpty());
-  REQUIRE(split.size() == 2);
+  REQUIRE(split.size() == 3);
   CHECK(json::parse(split[0]) == json({{"step", 1}, {"loss", 0.5}}));
   CHECK(json::parse(split[1]) == json({{"step", 2}, {"loss", 0.25}}));
+  CHECK(json::parse(split[2]) == json({{"step", 0}, {"eval", 0.75}}));
   const json read = json::parse(Files::Real().ReadAll(dir.File("summary.json")).value());
   CHECK(read["eval_after"] == 0.9);
   CHECK(read["evals"]["2"] == 0.9);

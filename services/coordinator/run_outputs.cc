@@ -46,6 +46,8 @@ absl::Status RunOutputs::AddStep(const StepRecord& step) {
 }
 
 absl::Status RunOutputs::AddEval(int64_t version, double score) {
+  const json line = {{"step", version}, {"eval", score}};
+  RETURN_IF_ERROR(metrics_->Append(AsBytes(Dump(line) + "\n")));
   return events_->AddScalars(version, clock_.WallUs(), {{"eval/score", score}});
 }
 

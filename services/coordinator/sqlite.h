@@ -3,6 +3,7 @@
 // is RESOURCE_EXHAUSTED.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>

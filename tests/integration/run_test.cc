@@ -1,0 +1,215 @@
+// Whole runs on real processes: coordinator, trainer, scorer and two generators.
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/philox.h"
+#include "nlohmann/json.hpp"
+#include "stretto/v1/coordinator.grpc.pb.h"
+#include "tests/integration/client.h"
+#include "tests/integration/test_run.h"
+
+namespace stretto::testing {
+namespace {
+using nlohmann::json;
+constexpr int64_t kRunTimeoutMs = 120000;
+
+TestRunOptions Options() {
+  TestRunOptions options;
+  options.rewards = "rewards: [{type: regex, name: letter, pattern: '[a-e]'}]\n";
+  return options;
+}
+
+// The processes of one run; each can be killed and started again.
+class Cluster {
+ public:
+  explicit Cluster(std::vector<std::string> sets = {}, TestRunOptions options = Options())
+      : run_(options) {
+    sets.insert(sets.begin(), {"train.steps=5", "train.checkpoint_every=2", "eval.every=2",
+                               absl::StrCat("data.eval=", run_.File("train.jsonl")),
+                               "eval.max_prompts=5", "cluster.lease_ms=1000"});
+    for (const std::string& set : sets) {
+      arguments_.push_back("--set");
+      arguments_.push_back(set);
+    }
+  }
+
+  const std::vector<std::pair<std::string, std::string>>& Members() const {
+    static const std::vector<std::pair<std::string, std::string>> members = {
+        {"coordinator", "coordinator"},
+        {"trainer", "trainer-0"},
+        {"scorer", "scorer-0"},
+        {"generator", "generator-0"},
+        {"generator", "generator-1"}};
+    return members;
+  }
+  void Start(const std::string& kind, const std::string& name) {
+    processes_.erase(name);
+    processes_.emplace(name, run_.Start(kind, name, 0, arguments_));
+  }
+  void StartAll() {
+    for (const auto& [kind, name] : Members()) Start(kind, name);
+  }
+  void KillAll() {
+    for (auto& [name, process] : processes_) process.Kill();
+  }
+  Process& Of(const std::string& name) { return processes_.at(name); }
+  // Starts again whoever has ended.
+  void Revive() {
+    for (const auto& [kind, name] : Members()) {
+      if (!processes_.at(name).IsRunning()) Start(kind, name);
+    }
+  }
+
+  // Waits for the end of the run; its summary.
+  json Finish() {
+    INFO(Of("coordinator").Log());
+    REQUIRE(Of("coordinator").WaitForExit(kRunTimeoutMs) == 0);
+    return Summary();
+  }
+  json Summary() const {
+    const auto text = Files::Real().ReadAll(run_.run_dir() + "/summary.json");
+    return text.ok() ? json::parse(*text, nullptr, false) : json();
+  }
+  v1::RunStatus Status() {
+    v1::RunStatus status;
+    const std::string address = run_.MemberField("coordinator", "address");
+    if (address.empty()) return status;
+    CallContext context(2000);
+    (void)Connect<v1::Coordinator>(address)->GetRunStatus(&context, {}, &status);
+    return status;
+  }
+  const TestRun& run() const { return run_; }
+
+ private:
+  const TestRun run_;
+  std::vector<std::string> arguments_;
+  std::map<std::string, Process> processes_;
+};
+
+std::string UndisturbedHash() {
+  static const std::string hash = [] {
+    Cluster cluster;
+    cluster.StartAll();
+    return cluster.Finish()["checkpoint_hash"].get<std::string>();
+  }();
+  return hash;
+}
+
+TEST_CASE("a run trains, evaluates, checkpoints and ends") {
+  Cluster cluster;
+  cluster.StartAll();
+  const json summary = cluster.Finish();
+  INFO(summary.dump(2));
+  CHECK(summary["state"] == "done");
+  CHECK(summary["steps"] == 5);
+  CHECK(summary["rollouts"] == 5 * 2 * 4);
+  CHECK(summary["tokens_generated"] > 100);
+  CHECK(summary["logprob_mismatch_max"] == 0.0);
+  CHECK(summary["peak_rss_bytes"] > 10'000'000);
+  CHECK(summary["evals"].size() == 4);  // 0, 2, 4 and 5
+  CHECK(summary["eval_before"] >= 0);
+  CHECK(summary["eval_after"] >= 0);
+  CHECK(summary["last_step"]["ratio_max"] == 1.0);
+  const std::string hash = summary["checkpoint_hash"];
+  CHECK(hash.size() >= 16);
+  // Members hear that the run has ended.
+  for (const char* name : {"trainer-0", "scorer-0", "generator-0", "generator-1"}) {
+    INFO(name << ": " << cluster.Of(name).Log());
+    CHECK(cluster.Of(name).WaitForExit(10000) == 0);
+  }
+  // Bits do not depend on who computed when.
+  CHECK(hash == UndisturbedHash());
+  // The run is over: started again, it ends at once and says the same.
+  cluster.Start("coordinator", "coordinator");
+  CHECK(cluster.Finish()["checkpoint_hash"] == hash);
+}
+
+TEST_CASE("a run killed at any moment and started again ends with the same bits") {
+  const uint64_t seed = Seed();
+  INFO("seed " << seed);
+  PhiloxStream random(seed, 11);
+  Cluster cluster;
+  for (int i = 0; i < 4; ++i) {
+    cluster.StartAll();
+    SleepMs(700 + static_cast<int64_t>(random.Below(1500)));
+    cluster.KillAll();
+  }
+  cluster.StartAll();
+  const json summary = cluster.Finish();
+  CHECK(summary["checkpoint_hash"] == UndisturbedHash());
+  CHECK(summary["rollouts"] == 5 * 2 * 4);
+  CHECK(summary["logprob_mismatch_max"] == 0.0);
+}
+
+TEST_CASE("single members die and come back") {
+  const uint64_t seed = Seed();
+  INFO("seed " << seed);
+  PhiloxStream random(seed, 12);
+  Cluster cluster({"train.steps=8"});
+  cluster.StartAll();
+  const auto& members = cluster.Members();
+  for (int i = 0; i < 6 && cluster.Of("coordinator").IsRunning(); ++i) {
+    SleepMs(300 + static_cast<int64_t>(random.Below(500)));
+    const auto& [kind, name] = members[random.Below(members.size())];
+    if (!cluster.Of("coordinator").IsRunning()) break;
+    cluster.Of(name).Kill();
+    cluster.Revive();
+  }
+  const json summary = cluster.Finish();
+  Cluster control({"train.steps=8"});
+  control.StartAll();
+  CHECK(control.Finish()["checkpoint_hash"] == summary["checkpoint_hash"]);
+}
+
+TEST_CASE("a stop checkpoints, and the same command goes on to the same bits") {
+  Cluster cluster;
+  cluster.StartAll();
+  REQUIRE(Eventually([&] { return cluster.Status().step() >= 1; }, 60000));
+  cluster.Of("coordinator").Signal(SIGTERM);
+  INFO(cluster.Of("coordinator").Log());
+  REQUIRE(cluster.Of("coordinator").WaitForExit(60000) == 0);
+  CHECK(cluster.Summary()["state"] != "failed");
+  for (const auto& [kind, name] : cluster.Members()) {
+    if (kind != "coordinator") CHECK(cluster.Of(name).WaitForExit(10000) == 0);
+  }
+  cluster.StartAll();
+  CHECK(cluster.Finish()["checkpoint_hash"] == UndisturbedHash());
+}
+
+TEST_CASE("with staleness the next step is generated during training") {
+  Cluster cluster({"schedule.max_staleness=1", "train.steps=6"});
+  cluster.StartAll();
+  const json summary = cluster.Finish();
+  CHECK(summary["steps"] == 6);
+  CHECK(summary["rollouts"] == 6 * 2 * 4);
+  CHECK(summary["logprob_mismatch_max"] == 0.0);
+  CHECK(summary["last_step"]["staleness_max"] <= 1);
+}
+
+TEST_CASE("a KL term, and prompts that are too long") {
+  TestRunOptions options = Options();
+  options.algorithm = "algorithm: {kl_coef: 0.05}\n";
+  Cluster cluster({"data.max_prompt_tokens=5"}, options);  // lines of two digits are too long
+  cluster.StartAll();
+  const json summary = cluster.Finish();
+  CHECK(summary["steps"] == 5);
+  CHECK(summary["rejected_groups"] > 0);
+  CHECK(summary["last_step"].contains("kl"));
+}
+
+TEST_CASE("a run that must replace too much stops and says why") {
+  Cluster cluster({"data.max_prompt_tokens=1", "train.max_group_replacements=3"});
+  cluster.StartAll();
+  CHECK(cluster.Of("coordinator").WaitForExit(60000) == 1);
+  const json summary = cluster.Summary();
+  CHECK(summary["state"] == "failed");
+  const std::string detail = summary["detail"];
+  INFO(detail);
+  CHECK(detail.find("groups had to be replaced") != std::string::npos);
+  CHECK(detail.find("tokens, more than the allowed 1") != std::string::npos);
+}
+}  // namespace
+}  // namespace stretto::testing
