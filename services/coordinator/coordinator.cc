@@ -38,6 +38,7 @@ CoreOptions MakeCoreOptions(const RunConfig& c, const Dataset& train, const Data
   o.shuffle = c.data.shuffle;
   o.kl_coef = c.algorithm.kl_coef;
   o.kl_controller = {.target = c.algorithm.kl_target, .horizon = c.algorithm.kl_horizon};
+  o.settle_ns = 20'000'000;
   o.lease_ns = c.cluster.lease_ms * 1'000'000;
   // Room for what decodes, and as much again of small groups so that no slot waits for a message.
   o.max_samples_in_flight = c.cluster.max_running + c.rollout.group_size;

@@ -31,6 +31,7 @@ absl::StatusOr<uint64_t> Core::OnRegister(const std::string& name, PoolKind pool
   member.state = "live";
   member.version = version;
   member.last_seen_ns = now_ns;
+  if (options_.settle_ns > 0) member.not_before_ns = now_ns + options_.settle_ns;
   Emit(RecordMember{name, pool, address, member.epoch, member.state});
   if (pool == PoolKind::kTrainer && version_.number < 0 && version.number == 0) {
     version_ = version;

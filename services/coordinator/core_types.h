@@ -39,6 +39,7 @@ struct CoreOptions {
   rl::KlController kl_controller = {};
 
   int64_t lease_ns = 5'000'000'000;
+  int64_t settle_ns = 0;           // a new member learns its epoch before it is given work
   int64_t retry_ns = 300'000'000;  // before what failed is tried again
   int64_t max_samples_in_flight =
       1;  // at one generator; a group is always let in when there is none

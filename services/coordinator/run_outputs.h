@@ -1,6 +1,5 @@
-// The files of a run's folder that people and tools read: metrics.jsonl (a line a step, and one with
-// eval an evaluation),
-// TensorBoard events (tensorboard/), summary.json.
+// The files of a run's folder that people and tools read: metrics.jsonl (a line a step, and one
+// with eval an evaluation), TensorBoard events (tensorboard/), summary.json.
 #pragma once
 
 #include <map>

@@ -57,6 +57,7 @@ class Simulation {
                      .num_train_lines = 17,
                      .seed = 5,
                      .lease_ns = 2000 * kMs,
+                     .settle_ns = 10 * kMs,
                      .retry_ns = 100 * kMs,
                      .max_samples_in_flight = 6,
                      .max_scores_in_flight = 2};
