@@ -28,8 +28,7 @@ class GrpcCoordinatorClient final : public CoordinatorClient {
     grpc::ClientContext context;
     services::SetDeadline(context, /*timeout_ms=*/3000);
     v1::RunStatus status;
-    const absl::Status result =
-        services::FromGrpc(((*stub_).*method)(&context, request, &status));
+    const absl::Status result = services::FromGrpc(((*stub_).*method)(&context, request, &status));
     if (!result.ok()) return result;
     return status;
   }

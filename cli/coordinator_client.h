@@ -1,5 +1,5 @@
-// The command line's view of a run: asks its coordinator. The only file of the command line that speaks
-// gRPC is coordinator_client.cc.
+// The command line's view of a run: asks its coordinator. The only file of the command line that
+// speaks gRPC is coordinator_client.cc.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,5 @@
-// `stretto generate`: completes prompts with a model or with a run's newest checkpoint, in this process.
+// `stretto generate`: completes prompts with a model or with a run's newest checkpoint, in this
+// process.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
@@ -9,7 +10,7 @@
 #include "base/status.h"
 #include "cli/commands.h"
 #include "cli/local_model.h"
-#include "config/run_config.h"
+#include "engine/text/stream_decoder.h"
 
 namespace stretto::cli {
 namespace {
@@ -19,7 +20,7 @@ struct GenerateFlags {
   LocalModelOptions model;
   std::string run_dir, prompt, prompts_file, system;
   bool raw = false, greedy = false, json = false;
-  engine::SamplingParams sampling{.max_tokens = 256};
+  engine::SamplingParams sampling;
   uint64_t seed = 1;
 };
 
@@ -63,21 +64,14 @@ void PrintResult(const LocalModel& model, const GenerateFlags& flags, const std:
   std::printf("%s\n", line.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
-absl::Status UseRun(GenerateFlags& flags) {
-  ASSIGN_OR_RETURN(const RunConfig run, LoadRunConfig(RunFileOf(flags.run_dir)));
-  ASSIGN_OR_RETURN(flags.model.checkpoint, NewestCheckpoint(flags.run_dir));
-  flags.model.model = run.model.path;
-  flags.model.dtype = run.model.dtype;
-  flags.model.max_sequence_length = run.model.max_sequence_length;
-  flags.model.prompts = {.chat_format = run.model.chat_format,
-                         .system_prompt = run.data.system_prompt};
-  return absl::OkStatus();
-}
-
 absl::Status Generate(GenerateFlags flags) {
-  if (!flags.run_dir.empty()) RETURN_IF_ERROR(UseRun(flags));
-  if (!flags.system.empty()) flags.model.prompts.system_prompt = flags.system;
-  if (flags.raw) flags.model.prompts.chat_format = "none";
+  if (!flags.run_dir.empty()) {
+    const int threads = flags.model.host.threads;
+    ASSIGN_OR_RETURN(flags.model, OptionsOfRunDir(flags.run_dir));
+    flags.model.host.threads = threads;
+  }
+  if (!flags.system.empty()) flags.model.host.prompts.system_prompt = flags.system;
+  if (flags.raw) flags.model.host.prompts.chat_format = "none";
   if (flags.greedy) flags.sampling.temperature = 0;
   std::vector<std::string> prompts{flags.prompt};
   if (!flags.prompts_file.empty()) {
@@ -113,9 +107,10 @@ absl::Status Generate(GenerateFlags flags) {
 
 void AddGenerateCommand(CLI::App& app, Command* chosen) {
   auto flags = std::make_shared<GenerateFlags>();
+  flags->sampling.max_tokens = 256;
   CLI::App* command = app.add_subcommand("generate", "Completes prompts with a model.");
   auto* from = command->add_option_group("from", "What generates");
-  from->add_option("--model", flags->model.model, "Hugging Face folder or GGUF file");
+  from->add_option("--model", flags->model.host.path, "Hugging Face folder or GGUF file");
   from->add_option("--run", flags->run_dir, "A run's folder: its newest checkpoint");
   from->require_option(1);
   auto* what = command->add_option_group("what", "What is completed");
@@ -126,7 +121,7 @@ void AddGenerateCommand(CLI::App& app, Command* chosen) {
   what->require_option(1);
   command->add_flag("--raw", flags->raw, "The prompt's text as it is, without a chat format");
   command->add_option("--system", flags->system, "System message");
-  command->add_option("--chat-format", flags->model.prompts.chat_format,
+  command->add_option("--chat-format", flags->model.host.prompts.chat_format,
                       "auto | chatml | llama3 | none");
   command->add_option("--max-tokens", flags->sampling.max_tokens)->check(CLI::PositiveNumber);
   command->add_option("--temperature", flags->sampling.temperature)->check(CLI::Range(0.0, 100.0));
@@ -137,8 +132,8 @@ void AddGenerateCommand(CLI::App& app, Command* chosen) {
   command->add_flag("--greedy", flags->greedy, "The same as --temperature 0");
   command->add_option("--seed", flags->seed);
   command->add_flag("--json", flags->json, "One JSON object a completion");
-  command->add_option("--dtype", flags->model.dtype, "bf16 | f32");
-  command->add_option("--threads", flags->model.threads, "0: what the machine grants");
+  command->add_option("--dtype", flags->model.host.dtype, "bf16 | f32");
+  command->add_option("--threads", flags->model.host.threads, "0: what the machine grants");
   command->callback([flags, chosen] { *chosen = [flags] { return Finish(Generate(*flags)); }; });
 }
 }  // namespace stretto::cli

@@ -1,6 +1,5 @@
 #include "cli/local_model.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/files.h"
@@ -22,13 +21,6 @@ class StreamingText final : public engine::TextDecoder {
  private:
   engine::StreamDecoder decoder_;
 };
-
-absl::StatusOr<DType> ParseDType(const std::string& name) {
-  if (name == "bf16") return DType::kBF16;
-  if (name == "f32") return DType::kF32;
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown dtype '", name, "': expected bf16 or f32"));
-}
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const engine::TensorSource>> OpenMasters(
@@ -42,41 +34,40 @@ absl::StatusOr<std::string> NewestCheckpoint(const std::string& run_dir) {
 
 std::string RunFileOf(const std::string& run_dir) { return JoinPath(run_dir, "run.yaml"); }
 
+absl::StatusOr<LocalModelOptions> OptionsOfRunDir(const std::string& run_dir) {
+  LocalModelOptions options;
+  ASSIGN_OR_RETURN(const RunConfig run, LoadRunConfig(RunFileOf(run_dir)));
+  ASSIGN_OR_RETURN(options.checkpoint, NewestCheckpoint(run_dir));
+  options.host = services::OptionsOfRun(run, /*threads=*/0);
+  return options;
+}
+
 absl::StatusOr<std::unique_ptr<LocalModel>> LocalModel::Open(const LocalModelOptions& options) {
   auto model = std::make_unique<LocalModel>();
-  ASSIGN_OR_RETURN(model->files_, engine::OpenModel(options.model));
-  ASSIGN_OR_RETURN(model->prompts_, engine::PromptEncoder::Open(model->files_, options.prompts));
+  ASSIGN_OR_RETURN(model->host_, services::OpenModelHost(options.host));
   RETURN_IF_ERROR(model->OpenEngine(options));
   return model;
 }
 
 absl::Status LocalModel::OpenEngine(const LocalModelOptions& options) {
-  ASSIGN_OR_RETURN(const DType dtype, ParseDType(options.dtype));
-  ASSIGN_OR_RETURN(device_, engine::CreateDevice({.backend = options.backend,
-                                                  .num_threads = options.threads}));
-  const engine::ModelConfig& config = files_.config;
-  const int64_t context = std::min<int64_t>(options.max_sequence_length,
-                                            std::max<int64_t>(config.max_position_embeddings, 1));
-  ASSIGN_OR_RETURN(transformer_,
-                   engine::Transformer::Create(*device_, config,
-                                               {.dtype = dtype, .max_sequence_length = context}));
-  std::shared_ptr<const engine::TensorSource> source = files_.tensors;
+  std::shared_ptr<const engine::TensorSource> source = host_->files.tensors;
   if (!options.checkpoint.empty()) {
     ASSIGN_OR_RETURN(source, OpenMasters(options.checkpoint));
   }
-  const auto stream = device_->CreateStream();
-  auto weights = engine::ModelWeights::Load(*device_, *stream, config, dtype, *source);
+  const auto stream = host_->device->CreateStream();
+  auto weights = engine::ModelWeights::Load(*host_->device, *stream, host_->files.config,
+                                            host_->dtype, *source);
   if (!weights.ok()) return Annotate(weights.status(), source->path());
   engine::EngineOptions engine_options;
   engine_options.kv_cache_bytes = options.kv_cache_mb << 20;
   engine_options.max_running = options.max_running;
-  engine_options.eos_ids = prompts_->stop_ids();
-  engine_options.text_decoder = [tokenizer = &prompts_->tokenizer()] {
+  engine_options.eos_ids = host_->prompts->stop_ids();
+  engine_options.text_decoder = [tokenizer = &host_->prompts->tokenizer()] {
     return std::make_unique<StreamingText>(*tokenizer);
   };
   ASSIGN_OR_RETURN(engine_, engine::InferenceEngine::Create(
-                                *transformer_, {.weights = *std::move(weights), .hash = "local"},
-                                engine_options));
+                                *host_->transformer,
+                                {.weights = *std::move(weights), .hash = "local"}, engine_options));
   return absl::OkStatus();
 }
 

@@ -1,6 +1,6 @@
 // A model in this process, for the commands that need no cluster (generate, eval): files, prompts,
-// device, weights and an inference engine, opened from a Hugging Face folder, a GGUF file, or a run's
-// newest checkpoint. Single-threaded.
+// device, weights and an inference engine, opened from a Hugging Face folder, a GGUF file, or a
+// run's newest checkpoint. Single-threaded.
 #pragma once
 
 #include <functional>
@@ -9,20 +9,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/formats/model_files.h"
+#include "config/run_config.h"
 #include "engine/inference/engine.h"
-#include "engine/model/transformer.h"
-#include "engine/prompt/prompt_encoder.h"
+#include "services/common/model_host.h"
 
 namespace stretto::cli {
 struct LocalModelOptions {
-  std::string model;       // Hugging Face folder or GGUF file
+  services::ModelHostOptions host;  // path, dtype, prompts, context, threads
   std::string checkpoint;  // a checkpoint folder whose weights replace the model's; empty: none
-  std::string dtype = "bf16";
-  std::string backend = "cpu";
-  engine::PromptOptions prompts;
-  int64_t max_sequence_length = 2048;  // at most; a shorter context of the model wins
-  int threads = 0;
   int64_t kv_cache_mb = 512;
   int32_t max_running = 64;
 };
@@ -38,8 +32,7 @@ class LocalModel {
  public:
   static absl::StatusOr<std::unique_ptr<LocalModel>> Open(const LocalModelOptions& options);
 
-  const engine::ModelFiles& files() const { return files_; }
-  const engine::PromptEncoder& prompts() const { return *prompts_; }
+  const engine::PromptEncoder& prompts() const { return *host_->prompts; }
 
   // Completes all prompts in one continuous batch; results in the order of the prompts.
   // `on_token(prompt index, token)` is called as tokens come; may be empty. `seed` and the prompt's
@@ -51,10 +44,7 @@ class LocalModel {
  private:
   absl::Status OpenEngine(const LocalModelOptions& options);
 
-  engine::ModelFiles files_;
-  std::unique_ptr<engine::PromptEncoder> prompts_;
-  std::unique_ptr<engine::Device> device_;
-  std::unique_ptr<engine::Transformer> transformer_;
+  std::unique_ptr<services::ModelHost> host_;
   std::unique_ptr<engine::InferenceEngine> engine_;
 };
 
@@ -63,6 +53,8 @@ absl::StatusOr<std::shared_ptr<const engine::TensorSource>> OpenMasters(
     const std::string& checkpoint);
 // The newest checkpoint of a run folder. NotFound: there is none.
 absl::StatusOr<std::string> NewestCheckpoint(const std::string& run_dir);
+// The model, numerics and prompts of a run, with the weights of its newest checkpoint.
+absl::StatusOr<LocalModelOptions> OptionsOfRunDir(const std::string& run_dir);
 // The run file that a run folder keeps.
 std::string RunFileOf(const std::string& run_dir);
 }  // namespace stretto::cli

@@ -50,8 +50,7 @@ std::string StepLine(const v1::RunStatus& status) {
     if (it->second == 0 && column.digits > 3) {
       absl::StrAppend(&line, "  ", column.label, " 0");
     } else {
-      absl::StrAppend(&line,
-                      absl::StrFormat("  %s %.*f", column.label, column.digits, it->second));
+      absl::StrAppend(&line, absl::StrFormat("  %s %.*f", column.label, column.digits, it->second));
     }
   }
   absl::StrAppend(&line, "  version ", status.version().number());

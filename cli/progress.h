@@ -1,5 +1,5 @@
-// Shows a run's progress to a person: a permanent line for each step, and on a terminal one live line
-// below them that is redrawn.
+// Shows a run's progress to a person: a permanent line for each step, and on a terminal one live
+// line below them that is redrawn.
 #pragma once
 
 #include <cstdint>

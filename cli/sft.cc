@@ -1,5 +1,6 @@
-// `stretto sft`: supervised training in this process: cross-entropy on the answers of a dataset, from a
-// model or from random weights. It made the tiny model of the demo, and serves as a warm start.
+// `stretto sft`: supervised training in this process: cross-entropy on the answers of a dataset,
+// from a model or from random weights. It made the tiny model of the demo, and serves as a warm
+// start.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -51,9 +52,10 @@ absl::StatusOr<SupervisedSequence> EncodeExample(const engine::PromptEncoder& pr
   }
   ASSIGN_OR_RETURN(auto ids, prompts.EncodeLine(line));
   const auto loss_begin = static_cast<int64_t>(ids.size());
-  ASSIGN_OR_RETURN(const auto completion,
-                   prompts.tokenizer().Encode(json["completion"].get<std::string>(),
-                                              {.add_special_tokens = false, .parse_special = false}));
+  ASSIGN_OR_RETURN(
+      const auto completion,
+      prompts.tokenizer().Encode(json["completion"].get<std::string>(),
+                                 {.add_special_tokens = false, .parse_special = false}));
   ids.insert(ids.end(), completion.begin(), completion.end());
   if (!prompts.stop_ids().empty()) ids.push_back(prompts.stop_ids().front());
   return SupervisedSequence{std::move(ids), loss_begin};

@@ -29,8 +29,8 @@ std::string HowItEnded(int wait_status) {
   return absl::StrCat("ended with exit code ", WEXITSTATUS(wait_status));
 }
 
-// In the child: output to the log, a process group of its own (a Ctrl-C is for the supervisor alone),
-// death with the parent.
+// In the child: output to the log, a process group of its own (a Ctrl-C is for the supervisor
+// alone), death with the parent.
 [[noreturn]] void RunChild(const std::vector<char*>& arguments, const char* log_file,
                            pid_t parent) {
   ::setpgid(0, 0);
@@ -89,8 +89,7 @@ absl::Status Supervisor::Spawn(Process& process) {
   return absl::OkStatus();
 }
 
-absl::Status Supervisor::OnEnd(Process& process, int wait_status,
-                               std::vector<std::string>* notes) {
+absl::Status Supervisor::OnEnd(Process& process, int wait_status, std::vector<std::string>* notes) {
   process.pid = -1;
   if (!restarting_ || (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0)) {
     return absl::OkStatus();

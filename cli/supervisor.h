@@ -1,6 +1,7 @@
-// Starts a run's services as local processes and keeps them alive: a process that ends without being
-// asked is started again after a pause that grows; one that keeps failing ends the run. Output goes to
-// <run dir>/logs/NAME.log. Children end with this process. Single-threaded; call Poll() often.
+// Starts a run's services as local processes and keeps them alive: a process that ends without
+// being asked is started again after a pause that grows; one that keeps failing ends the run.
+// Output goes to <run dir>/logs/NAME.log. Children end with this process. Single-threaded; call
+// Poll() often.
 #pragma once
 
 #include <sys/types.h>
@@ -15,7 +16,7 @@
 
 namespace stretto::cli {
 struct ProcessSpec {
-  std::string name;                // of the member
+  std::string name;                  // of the member
   std::vector<std::string> command;  // program and arguments
   std::string log_file;
 };

@@ -1,5 +1,6 @@
-// `stretto up run.yaml`: the four services of a run as processes of this machine. Prepares the run's
-// folder, starts the processes, shows progress, and ends with the run; the same command resumes.
+// `stretto up run.yaml`: the four services of a run as processes of this machine. Prepares the
+// run's folder, starts the processes, shows progress, and ends with the run; the same command
+// resumes.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -78,9 +79,9 @@ absl::Status PrepareFolder(const RunConfig& config) {
   if (files.Exists(path)) {
     ASSIGN_OR_RETURN(const RunConfig old, LoadRunConfig(path));
     if (ToYaml(Essence(old)) != ToYaml(Essence(config))) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          config.run.dir, " holds a run with other settings (", path,
-          "): give this one another run.name, or remove the folder to begin again"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(config.run.dir, " holds a run with other settings (", path,
+                       "): give this one another run.name, or remove the folder to begin again"));
     }
   }
   return files.WriteAtomically(path, ToYaml(config));
@@ -145,11 +146,11 @@ class UpCommand {
     RETURN_IF_ERROR(files.RemoveAll(member_file));
     RETURN_IF_ERROR(supervisor_.Start(Spec(kCoordinator, kCoordinator, 0, 0)));
     int64_t port = 1;
-    RETURN_IF_ERROR(supervisor_.Start(
-        Spec("trainer", "trainer-0", port++, config_.cluster.trainer_threads)));
+    RETURN_IF_ERROR(
+        supervisor_.Start(Spec("trainer", "trainer-0", port++, config_.cluster.trainer_threads)));
     for (int64_t i = 0; i < config_.cluster.scorers; ++i) {
-      RETURN_IF_ERROR(supervisor_.Start(Spec("scorer", absl::StrCat("scorer-", i), port++,
-                                             config_.cluster.scorer_threads)));
+      RETURN_IF_ERROR(supervisor_.Start(
+          Spec("scorer", absl::StrCat("scorer-", i), port++, config_.cluster.scorer_threads)));
     }
     for (int64_t i = 0; i < config_.cluster.generators; ++i) {
       RETURN_IF_ERROR(supervisor_.Start(Spec("generator", absl::StrCat("generator-", i), port++,
@@ -160,8 +161,7 @@ class UpCommand {
 
   // The coordinator's address now; it changes when the coordinator is started again.
   void Reconnect() {
-    const auto text =
-        Files::Real().ReadAll(JoinPath(config_.run.dir, "members/coordinator.json"));
+    const auto text = Files::Real().ReadAll(JoinPath(config_.run.dir, "members/coordinator.json"));
     if (!text.ok()) return;
     const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("address") || !json["address"].is_string()) return;
@@ -193,9 +193,9 @@ class UpCommand {
       if (*ended) return absl::OkStatus();
       if (!supervisor_.IsRunning(kCoordinator) && CoordinatorIsFinished()) return EndState();
       if (client_ == nullptr && Clock::Real().NowNs() - start > kStartTimeoutNs) {
-        return absl::DeadlineExceededError(absl::StrCat(
-            "the coordinator does not start; the end of its log:\n",
-            TailOf(JoinPath(config_.run.dir, "logs/coordinator.log"), 8)));
+        return absl::DeadlineExceededError(
+            absl::StrCat("the coordinator does not start; the end of its log:\n",
+                         TailOf(JoinPath(config_.run.dir, "logs/coordinator.log"), 8)));
       }
       Clock::Real().SleepNs(kPollNs);
     }

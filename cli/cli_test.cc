@@ -1,0 +1,88 @@
+#include <signal.h>
+
+#include <catch2/catch.hpp>
+
+#include "base/status.h"
+#include "base/testing.h"
+#include "cli/html_report.h"
+#include "cli/progress.h"
+#include "cli/supervisor.h"
+
+namespace stretto::cli {
+namespace {
+TEST_CASE("a report holds a plot for each series and escapes what it shows") {
+  testing::TempDir dir;
+  Files& files = Files::Real();
+  CHECK_FALSE(RenderHtmlReport(files, dir.path()).ok());
+  REQUIRE_OK(files.WriteAtomically(dir.File("metrics.jsonl"),
+                                   "{\"step\":1,\"reward_mean\":0.25,\"x<y\":1}\n"
+                                   "{\"step\":2,\"reward_mean\":0.5,\"x<y\":null}\n{\"step\":3,"));
+  REQUIRE_OK(files.WriteAtomically(dir.File("summary.json"), "{\"checkpoint_hash\":\"a&b\"}"));
+  const auto page = RenderHtmlReport(files, dir.path());
+  REQUIRE_OK(page);
+  CHECK(page->find("step 2: 0.5") != std::string::npos);
+  CHECK(page->find("x&lt;y") != std::string::npos);
+  CHECK(page->find("a&amp;b") != std::string::npos);
+  CHECK(page->find("x<y") == std::string::npos);
+}
+
+TEST_CASE("a broken line of metrics is named") {
+  testing::TempDir dir;
+  REQUIRE_OK(Files::Real().WriteAtomically(dir.File("metrics.jsonl"), "{\"step\":1}\nnonsense\n"));
+  const auto page = RenderHtmlReport(Files::Real(), dir.path());
+  CHECK(std::string(page.status().message()).find("metrics.jsonl:2") != std::string::npos);
+}
+
+TEST_CASE("a step's line shows the metrics that are there") {
+  v1::RunStatus status;
+  status.set_step(3);
+  status.set_num_steps(60);
+  (*status.mutable_metrics())["reward_mean"] = 0.5;
+  (*status.mutable_metrics())["logprob_mismatch_max"] = 0;
+  const std::string line = StepLine(status);
+  CHECK(line.find("step 3/60  reward 0.500") != std::string::npos);
+  CHECK(line.find("mismatch 0 ") != std::string::npos);
+  CHECK(line.find("entropy") == std::string::npos);
+}
+
+absl::Status PollUntil(Supervisor& supervisor, std::vector<std::string>* notes, size_t num_notes) {
+  for (int i = 0; i < 500 && notes->size() < num_notes; ++i) {
+    RETURN_IF_ERROR(supervisor.Poll(notes));
+    Clock::Real().SleepNs(10'000'000);
+  }
+  return absl::OkStatus();
+}
+
+TEST_CASE("a killed process is started again, an ended one is not") {
+  testing::TempDir dir;
+  Supervisor supervisor(Clock::Real());
+  REQUIRE_OK(supervisor.Start({"sleeper", {"/bin/sleep", "60"}, dir.File("sleeper.log")}));
+  REQUIRE_OK(supervisor.Start({"quick", {"/bin/true"}, dir.File("quick.log")}));
+  std::vector<std::string> notes;
+  supervisor.Signal("sleeper", SIGKILL);
+  REQUIRE_OK(PollUntil(supervisor, &notes, 1));
+  REQUIRE(notes.size() == 1);
+  CHECK(notes[0].find("sleeper was killed by signal 9") != std::string::npos);
+  for (int i = 0; i < 300 && !supervisor.IsRunning("sleeper"); ++i) {
+    REQUIRE_OK(supervisor.Poll(&notes));
+    Clock::Real().SleepNs(10'000'000);
+  }
+  CHECK(supervisor.IsRunning("sleeper"));
+  CHECK_FALSE(supervisor.IsRunning("quick"));
+  supervisor.SignalAll(SIGTERM);
+  supervisor.WaitForAll(5000);
+  CHECK(supervisor.num_running() == 0);
+}
+
+TEST_CASE("a process that refuses its arguments ends the run with its last words") {
+  testing::TempDir dir;
+  Supervisor supervisor(Clock::Real());
+  REQUIRE_OK(supervisor.Start(
+      {"bad", {"/bin/sh", "-c", "echo port 99999 is no port; exit 2"}, dir.File("bad.log")}));
+  std::vector<std::string> notes;
+  const absl::Status status = PollUntil(supervisor, &notes, 1);
+  CHECK(status.code() == absl::StatusCode::kAborted);
+  CHECK(std::string(status.message()).find("port 99999 is no port") != std::string::npos);
+}
+}  // namespace
+}  // namespace stretto::cli
