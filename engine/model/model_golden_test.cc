@@ -2,6 +2,7 @@
 // (tests/golden/models), on every backend, in fp32.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 
 #include "base/testing.h"
@@ -130,6 +131,56 @@ TEST_CASE("models agree with transformers in logits, loss and gradients") {
     }
     CheckModel("llama_sharded", backend, /*gradients=*/false);
     CheckModel("smollm2_bf16", backend, /*gradients=*/false);
+  }
+}
+
+// Hidden: needs the folder that tests/golden/make_smollm2.py writes, in STRETTO_SMOLLM2.
+TEST_CASE("SmolLM2 agrees with transformers", "[.smollm2]") {
+  const char* folder = std::getenv("STRETTO_SMOLLM2");
+  REQUIRE(folder != nullptr);
+  const auto files = OpenModel(folder);
+  REQUIRE_OK(files);
+  const auto golden = OpenSafetensors(STRETTO_SOURCE_DIR "/tests/golden/smollm2.safetensors");
+  REQUIRE_OK(golden);
+  const auto read = [&](const std::string& name) {
+    const TensorInfo* t = (*golden)->Find(name);
+    REQUIRE(t != nullptr);
+    std::vector<float> out(NumElements(*t));
+    REQUIRE_OK((*golden)->ReadAll(name, DType::kF32, out.data()));
+    return out;
+  };
+  const auto device = MakeDevice("cpu");
+  const auto stream = device->CreateStream();
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const auto transformer = Transformer::Create(*device, files->config, {dtype, 1024});
+    REQUIRE_OK(transformer);
+    const auto weights =
+        ModelWeights::Load(*device, *stream, files->config, dtype, *files->tensors);
+    REQUIRE_OK(weights);
+    PackedPassOptions options;
+    options.max_rows = options.max_targets = 1024;
+    options.train = false;
+    const auto pass = PackedPass::Create(**transformer, options);
+    REQUIRE_OK(pass);
+    for (int i = 0; i < 4; ++i) {
+      const TensorInfo* t = (*golden)->Find("input_ids." + std::to_string(i));
+      REQUIRE(t != nullptr);
+      const auto* data = reinterpret_cast<const int32_t*>(t->bytes.data());
+      const std::vector<int32_t> ids(data, data + NumElements(*t));
+      PackedBatch batch;
+      batch.AddSegment(ids, -1);
+      for (size_t j = 0; j + 1 < ids.size(); ++j) {
+        batch.target_rows_N.push_back(static_cast<int32_t>(j));
+        batch.targets_N.push_back(ids[j + 1]);
+      }
+      std::vector<float> logprobs(batch.num_targets());
+      (*pass)->Forward(*stream, **weights, batch, absl::MakeSpan(logprobs), {});
+      const auto expected = read("logprobs." + std::to_string(i));
+      const double error = RelativeError(logprobs, expected);
+      INFO(Name(dtype) << " prompt " << i << ": " << ids.size() << " tokens, relative error "
+                       << error);
+      CHECK(error < (dtype == DType::kF32 ? 1e-5 : 0.03));
+    }
   }
 }
 

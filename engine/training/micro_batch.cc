@@ -71,6 +71,11 @@ absl::Status CheckTrainBatch(const TrainBatch& batch, const MicroBatchLimits& li
   return absl::OkStatus();
 }
 
+bool HasAdvantage(const TrainGroup& group) {
+  return std::any_of(group.completions.begin(), group.completions.end(),
+                     [](const TrainCompletion& c) { return c.advantage != 0.0f; });
+}
+
 // Builds micro-batches in order.
 class Cutter {
  public:
@@ -100,10 +105,13 @@ class Cutter {
       PlaceCompletion(g, static_cast<int64_t>(c));
     }
   }
-  std::vector<MicroBatch> Finish() {
-    Flush();
-    return std::move(done_);
+  // Ends the current micro-batch.
+  void Flush() {
+    if (!current_.completions.empty()) done_.push_back(std::move(current_));
+    current_ = {};
+    used_ = 0;
   }
+  std::vector<MicroBatch> Finish() { return std::move(done_); }
 
  private:
   void PlacePrompt(const TrainGroup& group) {
@@ -127,11 +135,6 @@ class Cutter {
     current_.completions.push_back({g, c});
     current_.target_begin.push_back(p.num_targets());
     used_ += static_cast<int64_t>(ids.size());
-  }
-  void Flush() {
-    if (!current_.completions.empty()) done_.push_back(std::move(current_));
-    current_ = {};
-    used_ = 0;
   }
 
   const TrainBatch& batch_;
@@ -163,7 +166,12 @@ absl::StatusOr<std::vector<MicroBatch>> CutMicroBatches(const TrainBatch& batch,
                                                         const MicroBatchLimits& limits) {
   RETURN_IF_ERROR(CheckTrainBatch(batch, limits));
   Cutter cutter(batch, limits.max_tokens);
-  for (size_t g = 0; g < batch.groups.size(); ++g) cutter.AddGroup(static_cast<int64_t>(g));
+  for (const bool with_advantage : {true, false}) {
+    for (size_t g = 0; g < batch.groups.size(); ++g) {
+      if (HasAdvantage(batch.groups[g]) == with_advantage) cutter.AddGroup(static_cast<int64_t>(g));
+    }
+    cutter.Flush();
+  }
   return cutter.Finish();
 }
 }  // namespace stretto::engine

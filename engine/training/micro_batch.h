@@ -1,6 +1,8 @@
 // Cuts a batch into micro-batches by a rule that sees the batch and the token budget alone: not the
-// number of ranks, threads or bytes that happen to be free. The order of groups, completions and
-// tokens is kept, so gradients always add up in the same order.
+// number of ranks, threads or bytes that happen to be free. Groups that have an advantage come
+// first, then those without (all rewards equal): where the objective gives these no gradient, their
+// micro-batches need no backward pass. Otherwise the order of groups, completions and tokens is
+// kept, so gradients always add up in the same order.
 #pragma once
 
 #include <cstdint>

@@ -116,6 +116,41 @@ TEST_CASE("micro-batches keep to the budget, and groups that fit stay whole") {
   }
 }
 
+TEST_CASE("groups without an advantage stand apart, behind the others") {
+  PhiloxStream random(stretto::testing::Seed(), 22);
+  for (int round = 0; round < 100; ++round) {
+    INFO("seed " << stretto::testing::Seed() << " round " << round);
+    TrainBatch batch = RandomTrainBatch(random);
+    for (TrainGroup& g : batch.groups) {
+      if (g.completions.empty() || random.Below(2) == 0) continue;
+      g.completions[random.Below(g.completions.size())].advantage = 0.5f;
+    }
+    const auto has_advantage = [&](int64_t g) {
+      for (const TrainCompletion& c : batch.groups[g].completions) {
+        if (c.advantage != 0) return true;
+      }
+      return false;
+    };
+    const auto cut = CutMicroBatches(batch, Limits(200));
+    REQUIRE_OK(cut);
+    bool seen_without = false;
+    int64_t last = -1, targets = 0;
+    for (const MicroBatch& m : *cut) {
+      const bool first = has_advantage(m.completions[0].group);
+      if (!first && !seen_without) last = -1;
+      CHECK_FALSE((first && seen_without));
+      seen_without |= !first;
+      for (const CompletionRef& ref : m.completions) {
+        CHECK(has_advantage(ref.group) == first);
+        CHECK(ref.group >= last);
+        last = ref.group;
+      }
+      targets += m.packed.num_targets();
+    }
+    CHECK(targets == batch.num_tokens());
+  }
+}
+
 TEST_CASE("a batch that contradicts itself is refused by name") {
   const auto valid = [] {
     TrainBatch batch;
