@@ -42,7 +42,7 @@ std::string ReachableAddress(const std::string& bind, int port) {
 
 absl::Status EndWithParent(int64_t parent) {
   if (parent == 0) return absl::OkStatus();
-  if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) {
+  if (prctl(PR_SET_PDEATHSIG, SIGHUP) != 0) {
     return absl::InternalError("--exit-with-parent: prctl(PR_SET_PDEATHSIG) failed");
   }
   // The parent may have ended before the call above; then its child has another parent by now.
@@ -120,6 +120,7 @@ class Process {
     RETURN_IF_ERROR(
         InitLogging({.name = flags.name, .level = flags.log_level, .file = flags.log_file}));
     RETURN_IF_ERROR(EndWithParent(flags.exit_with_parent));
+    if (flags.exit_with_parent != 0) signals_.IgnoreInterrupt();
     if (!flags.run_file.empty()) {
       ASSIGN_OR_RETURN(context_.run, LoadRunConfig(flags.run_file, flags.overrides));
       context_.run_dir = context_.run->run.dir;

@@ -10,7 +10,8 @@
 //   --coordinator HOST:PORT default: read from <run dir>/members/coordinator.json
 //   --metrics-port N        0: a free one, -1: none      --threads N              0: by run file
 //   --log-level LEVEL       --log-file FILE              --grace-ms N             for running calls
-//   --exit-with-parent[=PID]  ends (as by SIGTERM) when the process that started it ends
+//   --exit-with-parent[=PID]  ends in order, within 10 s, when the process that started it ends;
+//                           Ctrl-C is the parent's affair then
 //
 // Life: flags → logs → Start() → server → <run dir>/members/NAME.json → registration → … → SIGTERM,
 // SIGINT, the run's end or a fatal fault → not serving, Leave, Drain(), server shutdown, Stop().

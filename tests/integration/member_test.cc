@@ -127,10 +127,22 @@ TEST_CASE("a member joins, keeps its lease, and leaves") {
     CHECK(run.MemberField("generator-3", "address").empty());
   }
   SECTION("it is told to end") {
-    generator.Signal(SIGINT);
+    generator.Signal(SIGINT);  // its parent's affair
+    SleepMs(300);
+    CHECK(generator.IsRunning());
+    generator.Signal(SIGTERM);
     CHECK(generator.WaitForExit(10000) == 0);
     CHECK(coordinator->Get(&Fake::left_epoch_) == coordinator->Get(&Fake::epoch_));
   }
+}
+
+TEST_CASE("a service ends in order when its parent is killed") {
+  const TestRun run;
+  Process scorer = run.Start("scorer", "scorer-0");
+  run.WaitForAddress(scorer, "scorer-0");
+  scorer.Signal(SIGHUP);  // what the kernel sends then
+  CHECK(scorer.WaitForExit(10000) == 0);
+  CHECK(scorer.Log().find("stopped") != std::string::npos);
 }
 
 TEST_CASE("a member that is refused ends with the reason") {
