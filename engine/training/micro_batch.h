@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/model/packed_pass.h"
+#include "engine/training/objective.h"
 
 namespace stretto::engine {
 struct TrainCompletion {
@@ -33,9 +34,6 @@ struct TrainBatch {
   int64_t num_completions() const;  // those with tokens
 };
 
-struct CompletionRef {
-  int64_t group = 0, completion = 0;
-};
 // Targets of completion i of `completions` are [target_begin[i], target_begin[i + 1]).
 struct MicroBatch {
   PackedBatch packed;

@@ -9,15 +9,21 @@
 #include "absl/types/span.h"
 
 namespace stretto::engine {
+// A completion's place in the batch of a step.
+struct CompletionRef {
+  int64_t group = 0, completion = 0;
+};
+
 // Tokens stand completion by completion; completion c has tokens [completion_begin[c],
 // completion_begin[c + 1]).
 struct ObjectiveInput {
-  absl::Span<const float> logprobs;            // under the weights being trained
-  absl::Span<const float> entropy;             // of the distribution each token was drawn from
-  absl::Span<const float> behaviour_logprobs;  // as the generator recorded them
-  absl::Span<const float> reference_logprobs;  // empty when there is no reference
-  absl::Span<const int64_t> completion_begin;  // num_completions + 1 offsets
-  absl::Span<const float> advantages;          // one a completion
+  absl::Span<const float> logprobs;             // under the weights being trained
+  absl::Span<const float> entropy;              // of the distribution each token was drawn from
+  absl::Span<const float> behaviour_logprobs;   // as the generator recorded them
+  absl::Span<const float> reference_logprobs;   // empty when there is no reference
+  absl::Span<const int64_t> completion_begin;   // num_completions + 1 offsets
+  absl::Span<const float> advantages;           // one a completion
+  absl::Span<const CompletionRef> completions;  // which ones these are
   // Of the whole step: the denominators of losses and metrics.
   int64_t step_tokens = 0;
   int64_t step_completions = 0;

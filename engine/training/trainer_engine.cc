@@ -207,6 +207,7 @@ void TrainerEngine::EvaluateObjective(const TrainBatch& batch, const MicroBatch&
   input.reference_logprobs = reference;
   input.completion_begin = micro_batch.target_begin;
   input.advantages = advantages;
+  input.completions = micro_batch.completions;
   input.step_tokens = result.num_trained_tokens;
   input.step_completions = batch.num_completions();
   ObjectiveOutput output;

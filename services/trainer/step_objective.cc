@@ -7,14 +7,7 @@
 namespace stretto::services {
 StepObjective::StepObjective(const rl::Objective& objective, const engine::TrainBatch& batch,
                              int64_t base_version)
-    : objective_(objective), batch_(batch), base_version_(base_version) {
-  for (size_t g = 0; g < batch.groups.size(); ++g) {
-    for (size_t c = 0; c < batch.groups[g].completions.size(); ++c) {
-      if (batch.groups[g].completions[c].ids.empty()) continue;
-      refs_.push_back({.group = static_cast<int64_t>(g), .completion = static_cast<int64_t>(c)});
-    }
-  }
-}
+    : objective_(objective), batch_(batch), base_version_(base_version) {}
 
 void StepObjective::Evaluate(const engine::ObjectiveInput& input,
                              engine::ObjectiveOutput& output) const {
@@ -37,8 +30,7 @@ void StepObjective::Evaluate(const engine::ObjectiveInput& input,
                              .d_entropies_T = output.d_entropy.subspan(begin, size)});
     output.loss += sums.loss;
     state_.sums.Merge(sums);
-    STRETTO_CHECK(state_.next_completion < refs_.size());
-    Compare(refs_[state_.next_completion++], in.logprobs_T);
+    Compare(input.completions[i], in.logprobs_T);
   }
 }
 

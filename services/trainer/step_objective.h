@@ -1,6 +1,6 @@
 // One step's objective as the engine calls it: rl's pure functions, sequence by sequence, with the
-// step's sums kept in batch order. It also looks where the trainer's log-probs are not those of the
-// generator, which names the first such token.
+// step's sums kept in the order of the calls. It also looks where the trainer's log-probs are not
+// those of the generator, which names the first such token.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,7 @@ struct Mismatch {
   float trainer_logprob = 0, generator_logprob = 0;
 };
 
-// For one step of one batch; the engine calls Evaluate with the batch's completions in order. Not
-// thread-safe.
+// For one step of one batch. Not thread-safe.
 class StepObjective final : public engine::Objective {
  public:
   // All outlive the object. `base_version`: the version that the step starts from.
@@ -37,7 +36,6 @@ class StepObjective final : public engine::Objective {
 
  private:
   struct State {
-    size_t next_completion = 0;  // index in refs_
     rl::LossSums sums;
     absl::optional<Mismatch> first_mismatch;
   };
@@ -46,7 +44,6 @@ class StepObjective final : public engine::Objective {
   const rl::Objective& objective_;
   const engine::TrainBatch& batch_;
   const int64_t base_version_;
-  std::vector<engine::CompletionRef> refs_;  // completions that have tokens, in order
-  mutable State state_;                      // of the step under way
+  mutable State state_;  // of the step under way
 };
 }  // namespace stretto::services

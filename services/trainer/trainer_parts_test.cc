@@ -40,6 +40,7 @@ TEST_CASE("the first token whose log-prob differs is named, across micro-batches
     const std::vector<int64_t> first_begin = {0, 2, 3}, second_begin = {0, 2};
     const std::vector<float> behaviour = {-1.0f, -2.0f, -3.0f, -4.0f, -5.0f}, entropy(5, 1.0f);
     const std::vector<float> advantages = {1.0f, -1.0f, 0.5f};
+    const std::vector<engine::CompletionRef> refs = {{0, 0}, {0, 2}, {1, 0}};
     std::vector<float> d_logprobs(5), d_entropy(5);
     const auto evaluate = [&](const std::vector<float>& logprobs, const std::vector<int64_t>& begin,
                               size_t token, size_t completion) {
@@ -49,6 +50,7 @@ TEST_CASE("the first token whose log-prob differs is named, across micro-batches
       input.behaviour_logprobs = absl::MakeConstSpan(behaviour).subspan(token, logprobs.size());
       input.completion_begin = begin;
       input.advantages = absl::MakeConstSpan(advantages).subspan(completion);
+      input.completions = absl::MakeConstSpan(refs).subspan(completion);
       input.step_tokens = 5;
       input.step_completions = 3;
       engine::ObjectiveOutput output;

@@ -182,6 +182,8 @@ TEST_CASE("a log-prob that differs in its last bit is found") {
   Trainer trainer(run);
   GeneratorMember generator(run);
   auto groups = Rollouts(generator);
+  // Wherever the step computes it: a group without an advantage stands before it.
+  for (v1::Experience& experience : *groups[0].mutable_experiences()) experience.set_advantage(0);
   v1::Completion* completion = groups[1].mutable_experiences(2)->mutable_completion();
   completion->set_logprobs(0, std::nextafter(completion->logprobs(0), -100.0f));
   v1::TrainStepResponse step;
