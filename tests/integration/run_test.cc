@@ -192,7 +192,7 @@ TEST_CASE("with staleness the next step is generated during training") {
 TEST_CASE("a KL term, and prompts that are too long") {
   TestRunOptions options = Options();
   options.algorithm = "algorithm: {kl_coef: 0.05}\n";
-  Cluster cluster({"data.max_prompt_tokens=5"}, options);  // lines of two digits are too long
+  Cluster cluster({"data.max_prompt_tokens=4"}, options);  // lines of two digits are too long
   cluster.StartAll();
   const json summary = cluster.Finish();
   CHECK(summary["steps"] == 5);
