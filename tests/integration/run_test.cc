@@ -45,9 +45,12 @@ class Cluster {
         {"generator", "generator-1"}};
     return members;
   }
-  void Start(const std::string& kind, const std::string& name) {
+  void Start(const std::string& kind, const std::string& name,
+             const std::vector<std::string>& more = {}) {
     processes_.erase(name);
-    processes_.emplace(name, run_.Start(kind, name, 0, arguments_));
+    std::vector<std::string> arguments = arguments_;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    processes_.emplace(name, run_.Start(kind, name, 0, std::move(arguments)));
   }
   void StartAll() {
     for (const auto& [kind, name] : Members()) Start(kind, name);
@@ -142,6 +145,17 @@ TEST_CASE("a run killed at any moment and started again ends with the same bits"
   CHECK(summary["checkpoint_hash"] == UndisturbedHash());
   CHECK(summary["rollouts"] == 5 * 2 * 4);
   CHECK(summary["logprob_mismatch_max"] == 0.0);
+}
+
+TEST_CASE("bits do not depend on the members' numbers of threads") {
+  Cluster cluster;
+  int threads = 1;
+  for (const auto& [kind, name] : cluster.Members()) {
+    cluster.Start(kind, name, {"--threads", absl::StrCat(threads++)});  // generators: 4 and 5
+  }
+  const json summary = cluster.Finish();
+  CHECK(summary["logprob_mismatch_max"] == 0.0);
+  CHECK(summary["checkpoint_hash"] == UndisturbedHash());
 }
 
 TEST_CASE("single members die and come back") {
