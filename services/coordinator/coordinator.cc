@@ -14,8 +14,9 @@ namespace stretto::services {
 namespace {
 constexpr int64_t kTickMs = 50;
 constexpr int64_t kAskSeconds = 10;
-// How long members have to hear that the run has ended.
-constexpr int64_t kFarewellMs = 3000;
+// How long members and watchers have to hear that the run has ended; the shorter time when all
+// members have heard it.
+constexpr int64_t kFarewellMs = 3000, kShortFarewellMs = 500;
 
 CoreOptions MakeCoreOptions(const RunConfig& c, const Dataset& train, const Dataset& eval) {
   CoreOptions o;
@@ -182,10 +183,13 @@ void Coordinator::Turn(std::deque<std::function<void()>> events) {
   for (auto& reply : std::exchange(replies_, {})) reply();
   PublishStatus();
   if (ended_ns_ < 0) return;
-  const bool all_left = std::none_of(core_->members().begin(), core_->members().end(),
-                                     [](const auto& entry) { return entry.second.is_live; });
-  const bool is_known = all_left && NowNs() - ended_ns_ > 300'000'000;
-  if (is_known || NowNs() - ended_ns_ > kFarewellMs * 1'000'000) {
+  // Members hear of the end with their next heartbeat, watchers when they ask.
+  const auto& members = core_->members();
+  const bool all_left =
+      !members.empty() && std::none_of(members.begin(), members.end(),
+                                       [](const auto& entry) { return entry.second.is_live; });
+  const int64_t wait_ms = all_left ? kShortFarewellMs : kFarewellMs;
+  if (NowNs() - ended_ns_ > wait_ms * 1'000'000) {
     parts_.stop->Request(end_status_);
     absl::MutexLock lock(&mutex_);
     run_is_over_ = true;

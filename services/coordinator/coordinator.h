@@ -107,7 +107,7 @@ class Coordinator {
   void Tokenized(const TokenizePrompts& asked, const absl::StatusOr<v1::TokenizeResponse>& answer);
   void Generated(const GenerateGroup& asked,
                  const absl::StatusOr<std::vector<RolloutRecord>>& answer);
-  void Scored(const ScoreGroup& asked, absl::StatusOr<GroupRecord> group,
+  void Scored(const ScoreGroup& asked, GroupRecord group,
               const absl::StatusOr<v1::ScoreResponse>& answer);
   void StepTaken(const TakeStep& asked, const absl::StatusOr<v1::TrainStepResponse>& answer);
 

@@ -138,16 +138,23 @@ void Coordinator::Do(const GenerateGroup& command) {
 
 void Coordinator::Generated(const GenerateGroup& asked,
                             const absl::StatusOr<std::vector<RolloutRecord>>& answer) {
-  int64_t min_version = INT64_MAX;
+  int64_t min_version = INT64_MAX, max_version = INT64_MIN;
   if (answer.ok()) {
     for (const RolloutRecord& rollout : *answer) {
-      for (const int64_t version : rollout.versions) min_version = std::min(min_version, version);
+      for (const int64_t version : rollout.versions) {
+        min_version = std::min(min_version, version);
+        max_version = std::max(max_version, version);
+      }
     }
   }
   absl::Status status = answer.status();
-  if (status.ok() && asked.expected.number >= 0 && min_version != asked.expected.number) {
-    status = absl::InternalError(absl::StrCat("tokens are of version ", min_version,
-                                              ", asked for was ", asked.expected.number));
+  const int64_t wanted = asked.expected.number;
+  // A member that says it wrote with what it cannot have is not believed.
+  if (status.ok() && (min_version < 0 || max_version > core_->version_number() ||
+                      (wanted >= 0 && (min_version != wanted || max_version != wanted)))) {
+    status = absl::InternalError(
+        absl::StrCat("tokens are said to be of versions ", min_version, " to ", max_version,
+                     wanted >= 0 ? absl::StrCat(", asked for was ", wanted) : ""));
   }
   if (core_->OnGenerated(asked, status, min_version, NowNs())) {
     journal_->WriteRollouts(asked.group, *answer);
@@ -182,13 +189,13 @@ void Coordinator::Do(const ScoreGroup& command) {
       });
 }
 
-void Coordinator::Scored(const ScoreGroup& asked, absl::StatusOr<GroupRecord> group,
+void Coordinator::Scored(const ScoreGroup& asked, GroupRecord group,
                          const absl::StatusOr<v1::ScoreResponse>& answer) {
   absl::Status status = answer.status();
-  const bool wants_reference = group->place.epoch != kEvalEpoch && config_.algorithm.kl_coef > 0;
-  if (status.ok()) status = ApplyScores(*answer, wants_reference, &group->rollouts);
+  const bool wants_reference = group.place.epoch != kEvalEpoch && config_.algorithm.kl_coef > 0;
+  if (status.ok()) status = ApplyScores(*answer, wants_reference, &group.rollouts);
   if (core_->OnScored(asked, status, NowNs())) {
-    journal_->WriteScores(asked.group, group->rollouts, answer->scorer_tag());
+    journal_->WriteScores(asked.group, group.rollouts, answer->scorer_tag());
   }
 }
 
@@ -352,6 +359,14 @@ void Coordinator::PublishMetrics() {
       .Set(static_cast<double>(core_->num_rejected()));
   metrics.gauge("stretto_stale_groups", "Groups generated again because they became too old.")
       .Set(static_cast<double>(core_->num_stale_dropped()));
+  std::map<std::string, int> num_live = {{"generator", 0}, {"scorer", 0}, {"trainer", 0}};
+  for (const auto& [name, member] : core_->members()) {
+    if (member.is_live) ++num_live[PoolName(member.pool)];
+  }
+  for (const auto& [pool, count] : num_live) {
+    metrics.gauge("stretto_live_members", "Members that keep their lease.", {{"pool", pool}})
+        .Set(count);
+  }
   for (const auto& [name, value] : last_metrics_) {
     metrics.gauge("stretto_step_metric", "Metrics of the last step.", {{"metric", name}})
         .Set(value);

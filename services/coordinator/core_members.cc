@@ -3,6 +3,18 @@
 #include "services/coordinator/core.h"
 
 namespace stretto::services {
+const char* PoolName(PoolKind pool) {
+  switch (pool) {
+    case PoolKind::kGenerator:
+      return "generator";
+    case PoolKind::kScorer:
+      return "scorer";
+    case PoolKind::kTrainer:
+      return "trainer";
+  }
+  return "?";
+}
+
 absl::StatusOr<uint64_t> Core::OnRegister(const std::string& name, PoolKind pool,
                                           const std::string& address, const Version& version,
                                           int64_t now_ns) {

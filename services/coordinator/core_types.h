@@ -14,6 +14,7 @@
 
 namespace stretto::services {
 enum class PoolKind { kGenerator, kScorer, kTrainer };
+const char* PoolName(PoolKind pool);  // "generator", "scorer", "trainer"
 
 struct Version {
   int64_t number = -1;  // -1: none

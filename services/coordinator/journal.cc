@@ -16,18 +16,6 @@ namespace {
 using nlohmann::json;
 constexpr char kNow[] = "strftime('%Y-%m-%d %H:%M:%f')";
 
-const char* PoolName(PoolKind pool) {
-  switch (pool) {
-    case PoolKind::kGenerator:
-      return "generator";
-    case PoolKind::kScorer:
-      return "scorer";
-    case PoolKind::kTrainer:
-      return "trainer";
-  }
-  return "?";
-}
-
 const char* KindName(GroupKind kind) { return kind == GroupKind::kTrain ? "train" : "eval"; }
 
 // JSON has no NaN or infinity: such values are left out.
