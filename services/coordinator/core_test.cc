@@ -177,6 +177,22 @@ TEST_CASE("a stop checkpoints and ends; a finished run is over at once") {
   CHECK(Only<EndRun>(again.TakeCommands()).size() == 1);
 }
 
+TEST_CASE("the KL coefficient of a step follows what the step before measured") {
+  Bench b({.kl_coef = 0.5, .kl_controller = {.target = 1, .horizon = 8}});
+  const auto finish_step = [&](double measured_kl) {
+    for (const auto& g : Only<GenerateGroup>(b.Tokenize(b.Sync()))) {
+      b.core.OnGenerated(g, absl::OkStatus(), b.core.version_number(), 0);
+    }
+    for (const auto& s : Only<ScoreGroup>(b.Take())) b.core.OnScored(s, absl::OkStatus(), 0);
+    const auto step = Only<TakeStep>(b.Take());
+    REQUIRE(step.size() == 1);
+    b.core.OnStepTaken(step[0], absl::OkStatus(), {step[0].step, "h"}, measured_kl, 0);
+    return step[0].kl_coef;
+  };
+  CHECK(finish_step(100) == 0.5);
+  CHECK(finish_step(1) == Approx(0.5 * (1 + 0.2 * 4 / 8)));
+}
+
 TEST_CASE("replayed steps must give the recorded hashes") {
   RestoredRun restored;
   restored.versions = {{0, "h0"}, {1, "h1"}};

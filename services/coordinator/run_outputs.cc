@@ -25,16 +25,16 @@ std::string MetricsLine(const StepRecord& step) {
 }
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RunOutputs>> RunOutputs::Open(Files& files, const Clock& clock,
+absl::StatusOr<std::unique_ptr<RunOutputs>> RunOutputs::Open(Files& files, Clock& clock,
                                                              const std::string& run_dir,
                                                              const std::vector<StepRecord>& steps) {
-  std::unique_ptr<RunOutputs> outputs(new RunOutputs(files, clock, run_dir));
+  std::unique_ptr<RunOutputs> outputs(new RunOutputs(files, run_dir));
   ASSIGN_OR_RETURN(outputs->metrics_, files.Create(JoinPath(run_dir, "metrics.jsonl")));
   for (const StepRecord& step : steps) {
     RETURN_IF_ERROR(outputs->metrics_->Append(AsBytes(MetricsLine(step))));
   }
-  ASSIGN_OR_RETURN(outputs->events_, EventFile::Create(files, JoinPath(run_dir, "tensorboard"),
-                                                       clock.WallUs(), "stretto"));
+  ASSIGN_OR_RETURN(outputs->events_,
+                   EventFile::Create(files, clock, JoinPath(run_dir, "tensorboard"), "stretto"));
   return outputs;
 }
 
@@ -42,13 +42,13 @@ absl::Status RunOutputs::AddStep(const StepRecord& step) {
   RETURN_IF_ERROR(metrics_->Append(AsBytes(MetricsLine(step))));
   std::map<std::string, double> scalars;
   for (const auto& [name, value] : step.metrics) scalars[absl::StrCat("step/", name)] = value;
-  return events_->AddScalars(step.step, clock_.WallUs(), scalars);
+  return events_->AddScalars(step.step, scalars);
 }
 
 absl::Status RunOutputs::AddEval(int64_t version, double score) {
   const json line = {{"step", version}, {"eval", score}};
   RETURN_IF_ERROR(metrics_->Append(AsBytes(Dump(line) + "\n")));
-  return events_->AddScalars(version, clock_.WallUs(), {{"eval/score", score}});
+  return events_->AddScalars(version, {{"eval/score", score}});
 }
 
 absl::Status RunOutputs::WriteSummary(const RunSummary& s) {

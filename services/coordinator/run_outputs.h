@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "base/clock.h"
+#include "base/event_file.h"
 #include "base/files.h"
-#include "services/coordinator/event_file.h"
 #include "services/coordinator/journal.h"
 
 namespace stretto::services {
@@ -29,7 +29,7 @@ struct RunSummary {
 class RunOutputs {
  public:
   // Writes metrics.jsonl anew with the steps that the journal has.
-  static absl::StatusOr<std::unique_ptr<RunOutputs>> Open(Files& files, const Clock& clock,
+  static absl::StatusOr<std::unique_ptr<RunOutputs>> Open(Files& files, Clock& clock,
                                                           const std::string& run_dir,
                                                           const std::vector<StepRecord>& steps);
   absl::Status AddStep(const StepRecord& step);
@@ -37,10 +37,8 @@ class RunOutputs {
   absl::Status WriteSummary(const RunSummary& summary);
 
  private:
-  RunOutputs(Files& files, const Clock& clock, std::string run_dir)
-      : files_(files), clock_(clock), run_dir_(std::move(run_dir)) {}
+  RunOutputs(Files& files, std::string run_dir) : files_(files), run_dir_(std::move(run_dir)) {}
   Files& files_;
-  const Clock& clock_;
   const std::string run_dir_;
   std::unique_ptr<WritableFile> metrics_;
   std::unique_ptr<EventFile> events_;

@@ -214,6 +214,21 @@ TEST_CASE("a KL term, and prompts that are too long") {
   CHECK(summary["last_step"].contains("kl"));
 }
 
+TEST_CASE("a reward service that is down is never a score of zero") {
+  TestRunOptions options = Options();
+  options.rewards = absl::StrCat("rewards: [{type: service, address: '127.0.0.1:", FreePort(),
+                                 "', timeout_ms: 200, max_attempts: 1}]\n");
+  Cluster cluster({"train.max_group_replacements=4", "eval.before=false"}, options);
+  cluster.StartAll();
+  CHECK(cluster.Of("coordinator").WaitForExit(60000) == 1);
+  const json summary = cluster.Summary();
+  INFO(summary.dump(2));
+  CHECK(summary["state"] == "failed");
+  CHECK(summary["steps"] == 0);
+  CHECK(summary["rejected_groups"] == 5);
+  CHECK(summary["detail"].get<std::string>().find("no reward") != std::string::npos);
+}
+
 TEST_CASE("a run that must replace too much stops and says why") {
   Cluster cluster({"data.max_prompt_tokens=1", "train.max_group_replacements=3"});
   cluster.StartAll();
