@@ -89,6 +89,7 @@ class Piece {
   void Scores() {
     for (int64_t b = Begin(0) / kBlockTokens; b < padded_context_ / kBlockTokens; ++b) {
       const Sink keys = kv_.At(offsets_[b] + kv_.KeyOffset(g_));
+      PrefetchForBlock(b);
       ForTiles(0, queries_, [&](int64_t query, int64_t count) {
         Tile t;
         t.rows = static_cast<int>(count);
@@ -100,6 +101,22 @@ class Piece {
         t.c_stride = padded_context_;
         kernels_.gemm->tile(t);
       });
+    }
+  }
+
+  // Blocks lie anywhere in memory: asks for the keys of the block after next, and for the values of
+  // this one, which are needed when all scores are known.
+  void PrefetchForBlock(int64_t b) const {
+    const int64_t element = kv_.bf16 ? 2 : 4;
+    const auto fetch = [](const Sink& from, int64_t bytes) {
+      for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(static_cast<const char*>(from.data) + i, 0, 2);
+      }
+    };
+    fetch(kv_.At(offsets_[b] + kv_.ValueOffset(g_)),
+          kv_.padded_head_dim() * kBlockTokens * element);
+    if (b + 2 < padded_context_ / kBlockTokens) {
+      fetch(kv_.At(offsets_[b + 2] + kv_.KeyOffset(g_)), kv_.head_dim * kBlockTokens * element);
     }
   }
 

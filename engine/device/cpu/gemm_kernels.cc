@@ -16,10 +16,12 @@ constexpr int kMaxAccumulators = kLanes == 16 ? 24 : (kLanes == 1 ? 16 : 12);
 constexpr int kMaxRows = kMaxAccumulators / (kVectors * (kLanes == 16 ? 2 : 1));
 constexpr int kMaxPanels = kLanes == 16 ? 8 : 4;
 
-// Panels that a tile of `rows` rows computes at once: enough chains to hide the latency.
+// Panels that a tile of `rows` rows computes at once: enough chains to hide the latency. Several
+// panels also need registers for their own rows.
 constexpr int PanelsFor(int rows) {
+  constexpr int kMost = kLanes == 16 ? kMaxAccumulators : 8;
   int panels = kMaxPanels;
-  while (panels > 1 && rows * panels * kVectors > kMaxAccumulators) panels /= 2;
+  while (panels > 1 && rows * panels * kVectors > kMost) panels /= 2;
   return panels;
 }
 
@@ -79,22 +81,37 @@ HWY_INLINE void StoreC(const Tile& t, float* c, const Accumulators<kRows, kPanel
   }
 }
 
-// acc += a(·, k) · panels[k] for k = 0 … t.k − 1.
+// acc += a(·, k) · panels[k] at one k.
 template <bool kFma, bool kBf16, bool kKMajor, int kRows, int kPanels>
-HWY_INLINE void Accumulate(const float* HWY_RESTRICT a, ptrdiff_t a_stride, const char* panels,
-                           ptrdiff_t panel_bytes, int64_t num_k,
-                           Accumulators<kRows, kPanels>& acc) {
-  for (int64_t k = 0; k < num_k; ++k) {
-    for (int p = 0; p < kPanels; ++p) {
-      V b[kVectors];
-      LoadPanelRow<kBf16>(panels + p * panel_bytes, k, b);
-      for (int r = 0; r < kRows; ++r) {
-        const V x = Set(kKMajor ? a[k * a_stride + r] : a[r * a_stride + k]);
-        for (int i = 0; i < kVectors; ++i) {
-          acc.v[r][p][i] = MultiplyAdd<kFma>(x, b[i], acc.v[r][p][i]);
-        }
+HWY_INLINE void AccumulateOne(const float* HWY_RESTRICT a, ptrdiff_t a_stride, const char* panels,
+                              ptrdiff_t panel_bytes, int64_t k, Accumulators<kRows, kPanels>& acc) {
+  for (int p = 0; p < kPanels; ++p) {
+    V b[kVectors];
+    LoadPanelRow<kBf16>(panels + p * panel_bytes, k, b);
+    for (int r = 0; r < kRows; ++r) {
+      const V x = Set(kKMajor ? a[k * a_stride + r] : a[r * a_stride + k]);
+      for (int i = 0; i < kVectors; ++i) {
+        acc.v[r][p][i] = MultiplyAdd<kFma>(x, b[i], acc.v[r][p][i]);
       }
     }
+  }
+}
+
+// acc += a(·, k) · panels[k] for k = 0 … num_k − 1. What stands `ahead` bytes after the panels,
+// where the next panels are, is fetched into the second-level cache on the way (0: nothing is).
+template <bool kFma, bool kBf16, bool kKMajor, int kRows, int kPanels>
+HWY_INLINE void Accumulate(const float* HWY_RESTRICT a, ptrdiff_t a_stride, const char* panels,
+                           ptrdiff_t panel_bytes, ptrdiff_t ahead, int64_t num_k,
+                           Accumulators<kRows, kPanels>& acc) {
+  constexpr int kRowBytes = kPanel * (kBf16 ? 2 : 4);
+  // Not unrolled: the compiler would load two rows of a panel at once, for which there are too few
+  // registers.
+#pragma GCC unroll 1
+  for (int64_t k = 0; k < num_k; ++k) {
+    for (int p = 0; p < kPanels; ++p) {
+      __builtin_prefetch(panels + p * panel_bytes + k * kRowBytes + ahead, 0, 2);
+    }
+    AccumulateOne<kFma, kBf16, kKMajor>(a, a_stride, panels, panel_bytes, k, acc);
   }
 }
 
@@ -107,7 +124,7 @@ HWY_NOINLINE void TilePanels(const Tile& t, int64_t first_panel) {
   Accumulate<kFma, kBf16, kKMajor>(
       t.a, t.a_stride,
       static_cast<const char*>(t.panels.data) + first_panel * t.panel_stride * kBytes,
-      t.panel_stride * kBytes, t.k, acc);
+      t.panel_stride * kBytes, t.panel_stride * kBytes * kPanels, t.k, acc);
   StoreC(t, c, acc);
 }
 
@@ -130,8 +147,8 @@ HWY_NOINLINE void BlockTileRows(const Tile& t, const int64_t* offsets, int64_t n
   LoadC(t, t.c, acc);
   const char* base = static_cast<const char*>(t.panels.data);
   for (int64_t b = 0; b < num_blocks; ++b) {
-    Accumulate<kFma, kBf16, false>(t.a + b * kPanel, t.a_stride, base + offsets[b] * kBytes, 0, t.k,
-                                   acc);
+    Accumulate<kFma, kBf16, false>(t.a + b * kPanel, t.a_stride, base + offsets[b] * kBytes, 0, 0,
+                                   t.k, acc);
   }
   StoreC(t, t.c, acc);
 }

@@ -64,16 +64,9 @@ void LogProbsBackward(float* x, int64_t n, float inv_temperature, const SoftmaxS
       }
       slope = MultiplyAdd16<kFma>(d_h, Add16(log_p, entropy), d_lp);
     }
-    HWY_ALIGN float d[16];
-    Store16(Mul16(Sub16(Set16(0.0f), Mul16(p, slope)), factor), d);
-    if (target >= i && target < i + 16) {
-      const F16 t = Load16(d);
-      HWY_ALIGN float hit[16] = {};
-      hit[target - i] = d_logprob * inv_temperature;
-      Store16(Add16(t, Load16(hit)), d);
-    }
-    StoreUpTo16(Load16(d), x, i, n);
+    StoreUpTo16(Mul16(Sub16(Set16(0.0f), Mul16(p, slope)), factor), x, i, n);
   }
+  x[target] += d_logprob * inv_temperature;
 }
 
 template <bool kFma>

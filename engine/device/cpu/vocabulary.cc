@@ -18,12 +18,12 @@ int32_t Target(const Tensor& targets_T, int64_t row, int64_t vocabulary) {
   return target;
 }
 
-int32_t ArgMax(const float* logits, int64_t n) {
-  int64_t best = 0;
-  for (int64_t j = 1; j < n; ++j) {
-    if (logits[j] > logits[best]) best = j;
+// The smallest id whose logit is `max`; 0 when none is (NaN).
+int32_t ArgMax(const float* logits, int64_t n, float max) {
+  for (int64_t j = 0; j < n; ++j) {
+    if (logits[j] == max) return static_cast<int32_t>(j);
   }
-  return static_cast<int32_t>(best);
+  return 0;
 }
 
 // exp(z − max) of a whole row, with sums of blocks of kSumBlock.
@@ -63,50 +63,82 @@ int32_t SampleUntruncated(const Exponentials& x, int64_t n, float uniform) {
   return static_cast<int32_t>(last);
 }
 
-// Cuts ids, sorted by falling logit, to those that top-k and top-p keep. False when top-p was not
-// reached and a longer list might.
-bool Cut(const SamplingRow& row, const Exponentials& x, std::vector<int32_t>& ids, bool complete) {
-  double total = x.total;
-  if (row.top_k > 0) {
-    if (static_cast<int64_t>(ids.size()) < row.top_k && !complete) return false;
-    if (static_cast<int64_t>(ids.size()) > row.top_k) ids.resize(row.top_k);
-    total = 0;
-    for (int32_t id : ids) total += x.e[id];
+// The ids with e >= least, in rising order.
+std::vector<int32_t> AtLeast(const Exponentials& x, int64_t n, float least) {
+  std::vector<int32_t> ids(static_cast<size_t>(n) + 1);
+  size_t count = 0;
+  for (int64_t j = 0; j < n; ++j) {
+    ids[count] = static_cast<int32_t>(j);
+    count += x.e[j] >= least ? 1 : 0;
   }
-  if (row.top_p >= 1.0f) return true;
-  double cumulative = 0;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    cumulative += x.e[ids[i]];
-    if (cumulative >= static_cast<double>(row.top_p) * total) {
+  ids.resize(count);
+  return ids;
+}
+
+// Walks candidates from the most probable on, sorting no more of them than are looked at.
+class FallingOrder {
+ public:
+  FallingOrder(std::vector<int32_t>& ids, const float* logits) : ids_(ids), logits_(logits) {}
+  int32_t operator[](size_t i) {
+    if (i >= sorted_) Extend(i);
+    return ids_[i];
+  }
+
+ private:
+  void Extend(size_t i) {
+    const auto before = [this](int32_t a, int32_t b) {
+      return logits_[a] > logits_[b] || (logits_[a] == logits_[b] && a < b);
+    };
+    const size_t end = std::min(ids_.size(), std::max<size_t>(64, 4 * i));
+    const auto first = ids_.begin() + static_cast<int64_t>(sorted_);
+    const auto last = ids_.begin() + static_cast<int64_t>(end);
+    if (end < ids_.size()) std::nth_element(first, last, ids_.end(), before);
+    std::sort(first, last, before);
+    sorted_ = end;
+  }
+  std::vector<int32_t>& ids_;
+  const float* logits_;
+  size_t sorted_ = 0;
+};
+
+// Cuts candidates to those that top-k and top-p keep, the most probable first. False when more
+// candidates are needed; `complete` says that there are none.
+bool Cut(const SamplingRow& row, const Exponentials& x, const float* logits,
+         std::vector<int32_t>& ids, bool complete) {
+  FallingOrder order(ids, logits);
+  double total = x.total;
+  size_t most = ids.size();
+  if (row.top_k > 0) {
+    if (ids.size() < static_cast<size_t>(row.top_k) && !complete) return false;
+    most = std::min(most, static_cast<size_t>(row.top_k));
+    total = 0;
+    for (size_t i = 0; i < most; ++i) total += x.e[order[i]];
+  }
+  if (row.top_p < 1.0f) {
+    double cumulative = 0;
+    for (size_t i = 0; i < most; ++i) {
+      cumulative += x.e[order[i]];
+      if (cumulative < static_cast<double>(row.top_p) * total) continue;
       ids.resize(i + 1);
       return true;
     }
+    if (!complete && row.top_k == 0) return false;
   }
-  return complete || row.top_k > 0;
+  ids.resize(most);
+  return true;
 }
 
-// The ids that the truncations of `row` keep, in rising order. Sorting is confined to tokens above
-// a probability that falls until enough are found; the result doesn't depend on where it stops.
+// The ids that the truncations of `row` keep, in rising order. Candidates are tokens above a
+// probability that falls until enough are found; the result doesn't depend on where it stops.
 std::vector<int32_t> Keep(const SamplingRow& row, const Exponentials& x, const float* logits,
                           int64_t n) {
+  if (row.top_k <= 0 && row.top_p >= 1.0f) return AtLeast(x, n, row.min_p);
   std::vector<int32_t> ids;
-  const bool sorted = row.top_k > 0 || row.top_p < 1.0f;
   for (float floor : {0x1p-7f, 0x1p-14f, 0x1p-28f, 0.0f}) {
-    if (!sorted) floor = 0.0f;
-    ids.clear();
-    const float least = sorted ? floor : std::max(floor, row.min_p);
-    for (int64_t j = 0; j < n; ++j) {
-      if (x.e[j] >= least) ids.push_back(static_cast<int32_t>(j));
-    }
-    if (!sorted) break;
-    std::sort(ids.begin(), ids.end(), [logits](int32_t a, int32_t b) {
-      return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-    });
-    if (Cut(row, x, ids, floor == 0.0f)) break;
+    ids = AtLeast(x, n, floor);
+    if (Cut(row, x, logits, ids, floor == 0.0f)) break;
   }
-  if (row.min_p > 0.0f) {
-    std::erase_if(ids, [&](int32_t id) { return x.e[id] < row.min_p; });
-  }
+  std::erase_if(ids, [&](int32_t id) { return x.e[id] < row.min_p; });
   std::sort(ids.begin(), ids.end());
   return ids;
 }
@@ -147,7 +179,7 @@ Sampled SampleRow(const Kernels& kernels, const float* logits, int64_t n, const 
   const SoftmaxStats stats = kernels.softmax->stats(logits, n, inv, false);
   Sampled sampled;
   if (greedy) {
-    sampled.token = ArgMax(logits, n);
+    sampled.token = ArgMax(logits, n, stats.max);
     sampled.logprob = LogProb(stats, logits[sampled.token], inv);
     return sampled;
   }
@@ -161,7 +193,7 @@ Sampled SampleRow(const Kernels& kernels, const float* logits, int64_t n, const 
   }
   const std::vector<int32_t> ids = Keep(row, x, logits, n);
   if (ids.empty()) {  // only NaN logits leave none
-    sampled.token = ArgMax(logits, n);
+    sampled.token = 0;
     sampled.logprob = sampled.sampling_logprob = LogProb(stats, logits[sampled.token], inv);
     return sampled;
   }
