@@ -1,6 +1,7 @@
 #include "engine/text/bpe.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_format.h"

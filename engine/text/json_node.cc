@@ -1,6 +1,7 @@
 #include "engine/text/json_node.h"
 
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "absl/strings/match.h"
 #include "base/status.h"

@@ -1,6 +1,7 @@
 #include "engine/text/pipeline.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/status.h"

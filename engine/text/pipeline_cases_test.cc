@@ -3,6 +3,7 @@
 // the same form, such as a long random one.
 #include <catch2/catch.hpp>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 

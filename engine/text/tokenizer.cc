@@ -1,5 +1,6 @@
 #include "engine/text/tokenizer.h"
 
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/files.h"

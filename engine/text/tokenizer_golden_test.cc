@@ -1,6 +1,7 @@
 // The tokenizers of tests/golden against what Hugging Face's `tokenizers` makes of the same lines:
 // ids with and without special tokens, decoded text with and without them, random id sequences.
 #include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
