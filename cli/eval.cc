@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/status.h"
@@ -29,7 +31,9 @@ absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path, int6
   std::vector<std::string> lines;
   for (size_t begin = 0; begin < content.size();) {
     const size_t end = std::min(content.find('\n', begin), content.size());
-    if (end > begin) lines.push_back(content.substr(begin, end - begin));
+    const absl::string_view line =
+        absl::StripAsciiWhitespace(absl::string_view(content).substr(begin, end - begin));
+    if (!line.empty()) lines.emplace_back(line);
     begin = end + 1;
     if (max_lines > 0 && static_cast<int64_t>(lines.size()) == max_lines) break;
   }

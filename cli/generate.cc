@@ -24,6 +24,15 @@ struct GenerateFlags {
   uint64_t seed = 1;
 };
 
+bool IsUtf8(const std::string& text) {
+  try {
+    (void)Json(text).dump();
+    return true;
+  } catch (const Json::type_error&) {
+    return false;
+  }
+}
+
 // A file's prompts: each line a JSON object (a dataset line), a JSON string, or plain text.
 absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string content, Files::Real().ReadAll(path));
@@ -45,6 +54,7 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const LocalModel& model, const
   if (json.is_object() && !raw) return model.prompts().EncodeLine(line);
   const std::string text = json.is_string() ? json.get<std::string>() : line;
   if (raw) return model.prompts().EncodeRaw(text);
+  if (!IsUtf8(text)) return absl::InvalidArgumentError("not valid UTF-8");
   return model.prompts().EncodeLine(Json{{"prompt", text}}.dump());
 }
 

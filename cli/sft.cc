@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/philox.h"
@@ -119,6 +120,10 @@ absl::Status RunSteps(const SftFlags& flags, const std::vector<SupervisedSequenc
 }
 
 absl::Status Sft(const SftFlags& flags) {
+  if (!flags.overwrite && Files::Real().Exists(flags.out)) {  // said before the work, not after
+    return absl::AlreadyExistsError(
+        absl::StrCat(flags.out, ": exists already; --overwrite replaces it"));
+  }
   ASSIGN_OR_RETURN(const auto files, OpenStart(flags));
   ASSIGN_OR_RETURN(const auto prompts, engine::PromptEncoder::Open(files, flags.prompts));
   ASSIGN_OR_RETURN(const auto examples, ReadExamples(*prompts, flags.data));

@@ -43,8 +43,11 @@ RunConfig Essence(RunConfig config) {
   config.train.steps = 0;
   config.train.checkpoint_every = 0;
   config.train.keep_checkpoints = 0;
+  config.train.max_group_replacements = 0;
   config.eval = {};
+  const std::string backend = config.cluster.backend;
   config.cluster = {};
+  config.cluster.backend = backend;
   config.run.dir.clear();
   return config;
 }
@@ -70,13 +73,21 @@ class RunLock {
   int fd_ = -1;
 };
 
+// Whether the folder's run has come to results, so that other settings would make another run. The
+// coordinator asks its journal the same and has the last word.
+bool HasResults(const std::string& run_dir) {
+  const auto metrics = Files::Real().ReadAll(JoinPath(run_dir, "metrics.jsonl"));
+  const auto checkpoints = Files::Real().List(JoinPath(run_dir, "checkpoints"));
+  return (metrics.ok() && !metrics->empty()) || (checkpoints.ok() && !checkpoints->empty());
+}
+
 // Writes the folder's run file, or checks that the folder's run is this one.
 absl::Status PrepareFolder(const RunConfig& config) {
   Files& files = Files::Real();
   RETURN_IF_ERROR(files.MakeDirs(JoinPath(config.run.dir, "logs")));
   RETURN_IF_ERROR(files.MakeDirs(JoinPath(config.run.dir, "members")));
   const std::string path = RunFileOf(config.run.dir);
-  if (files.Exists(path)) {
+  if (files.Exists(path) && HasResults(config.run.dir)) {
     ASSIGN_OR_RETURN(const RunConfig old, LoadRunConfig(path));
     if (ToYaml(Essence(old)) != ToYaml(Essence(config))) {
       return absl::FailedPreconditionError(
@@ -103,6 +114,11 @@ class UpCommand {
     action.sa_handler = OnInterrupt;
     ::sigaction(SIGINT, &action, nullptr);
     ::sigaction(SIGTERM, &action, nullptr);
+    // A closed terminal stops the run too, unless nohup has asked for the opposite.
+    struct sigaction inherited {};
+    ::sigaction(SIGHUP, nullptr, &inherited);
+    if (inherited.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
+    ::signal(SIGPIPE, SIG_IGN);  // whoever read the progress may have gone
     progress_.Note(absl::StrCat("Run ", config_.run.name, " in ", config_.run.dir));
     RETURN_IF_ERROR(StartAll());
     const absl::Status status = Watch();

@@ -36,6 +36,9 @@ absl::Status CheckPaths(RunConfig* c, const Origins& origins) {
     if (!std::filesystem::exists(path, ec)) {
       return origins.Error(name, expected, absl::StrCat("'", path, "', which does not exist"));
     }
+    if (key.section == "data" && std::filesystem::is_directory(path, ec)) {
+      return origins.Error(name, "a JSONL file", absl::StrCat("'", path, "', which is a folder"));
+    }
   }
   return absl::OkStatus();
 }

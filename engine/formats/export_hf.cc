@@ -105,8 +105,8 @@ absl::Status ExportHf(Files& files, const ExportOptions& options, const RowReade
   std::string path = options.path;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   if (path.empty() || (!options.overwrite && files.Exists(path))) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("export folder \"", path, "\" exists already or has no name"));
+    return absl::AlreadyExistsError(absl::StrCat(
+        "export folder \"", path, "\" exists already (--overwrite replaces it) or has no name"));
   }
   RETURN_IF_ERROR(ValidateConfig(path, options.config));
   const std::string temporary = absl::StrCat(path, ".tmp.", ::getpid());

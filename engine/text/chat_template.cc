@@ -15,7 +15,8 @@ namespace {
 constexpr absl::string_view kImStart = "<|im_start|>", kImEnd = "<|im_end|>";
 constexpr absl::string_view kHeaderStart = "<|start_header_id|>", kHeaderEnd = "<|end_header_id|>";
 constexpr absl::string_view kTurnEnd = "<|eot_id|>", kBeginOfText = "<|begin_of_text|>";
-constexpr absl::string_view kWhatToSet = "set model.chat_format: chatml|llama3|none";
+constexpr absl::string_view kWhatToSet =
+    "set model.chat_format: chatml|llama3|none (a flag: --chat-format)";
 constexpr size_t kNotFound = absl::string_view::npos;
 
 // The text between `begin` and the next `end` in `text`, from `from` on; empty when there is none.

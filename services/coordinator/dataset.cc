@@ -5,6 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/status.h"
 
@@ -51,6 +52,7 @@ absl::StatusOr<Dataset> ParseDataset(const std::string& text, const std::string&
   int64_t number = 0;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
+    if (number == 1) absl::ConsumePrefix(&line, "\xef\xbb\xbf");  // a byte order mark
     line = absl::StripAsciiWhitespace(line);
     if (line.empty()) continue;
     const json parsed = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);

@@ -59,6 +59,25 @@ Journal::~Journal() {
   ::close(lock_fd_);
 }
 
+// Other settings make another run; one that has no step, evaluation or checkpoint yet gives way.
+absl::Status Journal::BeginAgain(const std::string& run_id, const std::string& essence) {
+  auto query = db_->Prepare(
+      "SELECT EXISTS(SELECT 1 FROM batches) OR EXISTS(SELECT 1 FROM steps) OR "
+      "EXISTS(SELECT 1 FROM evals) OR EXISTS(SELECT 1 FROM checkpoints)");
+  ASSIGN_OR_RETURN(const bool row, query.Step());
+  if (!row || query.IntAt(0) != 0) {
+    return absl::FailedPreconditionError(
+        "the run's journal belongs to a run with other settings; give this run another run.name or "
+        "run.dir, or remove the folder to begin again");
+  }
+  RETURN_IF_ERROR(db_->Execute(
+      "DELETE FROM sessions; DELETE FROM members; DELETE FROM versions; DELETE FROM prompts; "
+      "DELETE FROM groups; DELETE FROM rollouts; DELETE FROM scores; DELETE FROM events;"));
+  const std::string update = "UPDATE meta SET value = ? WHERE key = ?";
+  RETURN_IF_ERROR(db_->Prepare(update).Text(run_id).Text("run_id").Run());
+  return db_->Prepare(update).Text(essence).Text("essence").Run();
+}
+
 absl::Status Journal::Prepare(const std::string& run_id, const std::string& essence) {
   RETURN_IF_ERROR(db_->Execute("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"));
   RETURN_IF_ERROR(db_->Begin());
@@ -84,13 +103,9 @@ absl::Status Journal::Prepare(const std::string& run_id, const std::string& esse
         absl::StrCat("the run's journal has schema ", schema, ", this program writes schema ",
                      kJournalSchemaVersion, "; give the run another folder"));
   }
-  ASSIGN_OR_RETURN(run_id_, ReadMeta("run_id"));
   ASSIGN_OR_RETURN(const std::string recorded, ReadMeta("essence"));
-  if (recorded != essence) {
-    return absl::FailedPreconditionError(
-        "the run's journal belongs to a run with other settings; give this run another run.name or "
-        "run.dir, or remove the folder to begin again");
-  }
+  if (recorded != essence) RETURN_IF_ERROR(BeginAgain(run_id, essence));
+  ASSIGN_OR_RETURN(run_id_, ReadMeta("run_id"));
   RETURN_IF_ERROR(
       db_->Prepare(absl::StrCat("INSERT INTO sessions(started, seconds) VALUES(", kNow, ", 0)"))
           .Run());

@@ -98,6 +98,7 @@ class Journal {
  private:
   Journal(std::unique_ptr<Sqlite> db, int lock_fd) : db_(std::move(db)), lock_fd_(lock_fd) {}
   absl::Status Prepare(const std::string& run_id, const std::string& essence);
+  absl::Status BeginAgain(const std::string& run_id, const std::string& essence);
   absl::StatusOr<std::string> ReadMeta(const std::string& key);
   absl::Status RestoreVersions(RestoredRun* run);
   absl::Status RestoreGroups(RestoredRun* run);

@@ -152,11 +152,29 @@ TEST_CASE("a second coordinator and another run are refused") {
   const auto second = Journal::Open(path, "run-1", "essence");
   REQUIRE_FALSE(second.ok());
   CHECK(absl::StrContains(second.status().message(), "another coordinator"));
+  Fill(first->get());
   first->reset();
   const auto other = Journal::Open(path, "run-1", "other settings");
   REQUIRE_FALSE(other.ok());
   CHECK(absl::StrContains(other.status().message(), "other settings"));
   CHECK(Journal::Open(path, "run-1", "essence").ok());
+}
+
+TEST_CASE("a run without results gives way to one with other settings") {
+  TempDir dir;
+  const std::string path = dir.File("run.sqlite");
+  {
+    auto journal = Journal::Open(path, "run-1", "a model that does not load");
+    REQUIRE_OK(journal);
+    (*journal)->Write(RecordVersion{{0, "h0"}});
+    REQUIRE((*journal)->Commit(true).ok());
+  }
+  auto journal = Journal::Open(path, "run-2", "another model");
+  REQUIRE_OK(journal);
+  CHECK((*journal)->run_id() == "run-2");
+  const auto run = (*journal)->Restore();
+  REQUIRE_OK(run);
+  CHECK(run->versions.empty());
 }
 
 TEST_CASE("what was committed survives the end of the process") {
@@ -247,6 +265,9 @@ TEST_CASE("datasets are read line by line and bad lines are named") {
   CHECK(absl::StartsWith(error("{\"messages\": [{\"role\": \"user\"}]}"),
                          "d.jsonl:4: a message has no text `content`"));
   CHECK(absl::StrContains(ParseDataset("\n", "d.jsonl", {}).status().message(), "is empty"));
+  const auto marked = ParseDataset("\xef\xbb\xbf{\"prompt\": \"a\"}\r\n", "d.jsonl", {});
+  REQUIRE_OK(marked);
+  CHECK(marked->lines[0] == "{\"prompt\": \"a\"}");
   CHECK_FALSE(ReadDataset("/nonexistent.jsonl", {}).ok());
 }
 }  // namespace
