@@ -20,13 +20,18 @@ class Fence {
     epoch_ = epoch;
   }
   // OK for tools (epoch 0), and for callers that know this member's run and epoch;
-  // FAILED_PRECONDITION with the current epoch for others.
+  // FAILED_PRECONDITION with the current epoch for others. UNAVAILABLE for a later epoch: the
+  // coordinator has given it already, its answer is on the way to this member.
   absl::Status Check(absl::string_view run_id, uint64_t epoch) const {
     if (epoch == 0) return absl::OkStatus();
     absl::MutexLock lock(&mutex_);
     if (!run_id.empty() && !run_id_.empty() && run_id != run_id_) {
       return absl::FailedPreconditionError(
           absl::StrCat("this member belongs to run '", run_id_, "', not '", run_id, "'"));
+    }
+    if (epoch > epoch_) {
+      return absl::UnavailableError(
+          absl::StrCat("epoch ", epoch, " has not reached this member; its epoch is ", epoch_));
     }
     if (epoch != epoch_) {
       return absl::FailedPreconditionError(

@@ -178,7 +178,7 @@ TEST_CASE("what a generator refuses, and says why") {
   }
   SECTION("an epoch that it was never given") {
     request.mutable_caller()->set_member_epoch(12);
-    CHECK(CodeOf(server, request) == StatusCode::FAILED_PRECONDITION);
+    CHECK(CodeOf(server, request) == StatusCode::UNAVAILABLE);
   }
   SECTION("weights that it has not prepared, or that nobody has") {
     CallContext commit_context;
