@@ -34,11 +34,39 @@ void Print(const v1::RunStatus& status) {
   }
 }
 
+// What a run that is not up has left behind.
+absl::Status ShowEnded(const StatusFlags& flags) {
+  Files& files = Files::Real();
+  if (!files.Exists(JoinPath(flags.run_dir, "run.yaml"))) {
+    return absl::NotFoundError(absl::StrCat(flags.run_dir, ": no run has been started there"));
+  }
+  if (flags.stop || flags.pause || flags.resume || flags.checkpoint) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(flags.run_dir, ": the run is not up; `stretto up` resumes it"));
+  }
+  const auto text = files.ReadAll(JoinPath(flags.run_dir, "summary.json"));
+  const auto summary =
+      nlohmann::json::parse(text.value_or(""), nullptr, /*allow_exceptions=*/false);
+  if (!summary.is_object()) {
+    std::printf("The run is not up and has not come to an end; `stretto up` resumes it.\n");
+    return absl::OkStatus();
+  }
+  std::printf("The run is not up. When it ended:\n");
+  for (const char* key : {"run_id", "state", "detail", "steps", "rollouts", "seconds",
+                          "eval_before", "eval_after", "checkpoint_path", "checkpoint_hash"}) {
+    if (!summary.contains(key)) continue;
+    const nlohmann::json& value = summary[key];
+    const std::string shown = value.is_string() ? value.get<std::string>() : value.dump();
+    std::printf("  %-16s %s\n", key, shown.c_str());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Status(StatusFlags flags) {
   if (flags.address.empty()) {
     const std::string path = JoinPath(flags.run_dir, "members/coordinator.json");
     const auto text = Files::Real().ReadAll(path);
-    if (!text.ok()) return Annotate(text.status(), "no run has been started there");
+    if (!text.ok()) return ShowEnded(flags);
     const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("address") || !json["address"].is_string()) {
       return absl::DataLossError(absl::StrCat(path, ": expected an object with `address`"));
@@ -70,7 +98,7 @@ absl::Status Status(StatusFlags flags) {
 
 void AddStatusCommand(CLI::App& app, Command* chosen) {
   auto flags = std::make_shared<StatusFlags>();
-  CLI::App* command = app.add_subcommand("status", "Shows or controls a run that is up.");
+  CLI::App* command = app.add_subcommand("status", "Shows or controls a run.");
   auto* where = command->add_option_group("where");
   where->add_option("run_dir", flags->run_dir, "The run's folder");
   where->add_option("--coordinator", flags->address, "host:port of its coordinator");
