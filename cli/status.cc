@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/status.h"
@@ -13,6 +14,8 @@
 
 namespace stretto::cli {
 namespace {
+constexpr int kNumTries = 4;
+
 struct StatusFlags {
   std::string run_dir, address;
   bool stop = false, pause = false, resume = false, checkpoint = false;
@@ -62,6 +65,19 @@ absl::Status ShowEnded(const StatusFlags& flags) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<v1::RunStatus> Ask(CoordinatorClient& client, const StatusFlags& flags) {
+  if (flags.stop) return client.Control(v1::ControlRunRequest::ACTION_STOP);
+  if (flags.pause) return client.Control(v1::ControlRunRequest::ACTION_PAUSE);
+  if (flags.resume) return client.Control(v1::ControlRunRequest::ACTION_RESUME);
+  if (flags.checkpoint) return client.Control(v1::ControlRunRequest::ACTION_CHECKPOINT);
+  return client.Status();
+}
+
+bool MayAnswerLater(const absl::Status& status) {
+  return absl::IsDeadlineExceeded(status) ||
+         (absl::IsUnavailable(status) && !absl::StrContains(status.message(), "refused"));
+}
+
 absl::Status Status(StatusFlags flags) {
   if (flags.address.empty()) {
     const std::string path = JoinPath(flags.run_dir, "members/coordinator.json");
@@ -74,22 +90,16 @@ absl::Status Status(StatusFlags flags) {
     flags.address = json["address"].get<std::string>();
   }
   const auto client = ConnectToCoordinator(flags.address);
-  absl::StatusOr<v1::RunStatus> status = absl::UnknownError("");
-  if (flags.stop) {
-    status = client->Control(v1::ControlRunRequest::ACTION_STOP);
-  } else if (flags.pause) {
-    status = client->Control(v1::ControlRunRequest::ACTION_PAUSE);
-  } else if (flags.resume) {
-    status = client->Control(v1::ControlRunRequest::ACTION_RESUME);
-  } else if (flags.checkpoint) {
-    status = client->Control(v1::ControlRunRequest::ACTION_CHECKPOINT);
-  } else {
-    status = client->Status();
+  absl::StatusOr<v1::RunStatus> status = Ask(*client, flags);
+  // A machine under full load may take its time to answer.
+  for (int i = 1; i < kNumTries && !status.ok() && MayAnswerLater(status.status()); ++i) {
+    status = Ask(*client, flags);
   }
   if (!status.ok()) {
-    return Annotate(status.status(),
-                    absl::StrCat("no coordinator answers at ", flags.address,
-                                 " (the run is not up; its results are in its folder)"));
+    return Annotate(
+        status.status(),
+        absl::StrCat("no coordinator answers at ", flags.address,
+                     " (the run is not up, or too busy; its results are in its folder)"));
   }
   Print(*status);
   return absl::OkStatus();
