@@ -69,6 +69,8 @@ TEST_CASE("a killed process is started again, an ended one is not") {
   }
   CHECK(supervisor.IsRunning("sleeper"));
   CHECK_FALSE(supervisor.IsRunning("quick"));
+  CHECK(supervisor.HasEnded("quick"));
+  CHECK_FALSE(supervisor.HasEnded("sleeper"));
   supervisor.SignalAll(SIGTERM);
   supervisor.WaitForAll(5000);
   CHECK(supervisor.num_running() == 0);

@@ -143,6 +143,12 @@ bool Supervisor::IsRunning(const std::string& name) const {
   return it != processes_.end() && it->second.pid > 0;
 }
 
+bool Supervisor::HasEnded(const std::string& name) const {
+  const auto it = processes_.find(name);
+  return it != processes_.end() && it->second.pid <= 0 &&
+         (it->second.restart_at_ns == 0 || !restarting_);
+}
+
 void Supervisor::WaitForAll(int64_t timeout_ms) {
   restarting_ = false;
   const int64_t deadline = clock_.NowNs() + timeout_ms * 1'000'000;

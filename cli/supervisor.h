@@ -38,6 +38,8 @@ class Supervisor {
   void SignalAll(int signal);
   int num_running() const;
   bool IsRunning(const std::string& name) const;
+  // Whether it was started, has ended and is not to be started again.
+  bool HasEnded(const std::string& name) const;
   // Waits until all have ended; what is left after `timeout_ms` is killed.
   void WaitForAll(int64_t timeout_ms);
 

@@ -198,16 +198,14 @@ class UpCommand {
       RETURN_IF_ERROR(alive);
       if (g_interrupts > interrupts) {
         if (++interrupts > 1) return absl::CancelledError("stopped at once");
-        stopping_ = true;
         supervisor_.StopRestarting();
         progress_.Note("Stopping; the same command resumes. Interrupt again to stop at once.");
         supervisor_.Signal(kCoordinator, SIGTERM);
       }
       Reconnect();
-      const absl::StatusOr<bool> ended = ShowStatus();
-      RETURN_IF_ERROR(ended.status());
-      if (*ended) return absl::OkStatus();
-      if (!supervisor_.IsRunning(kCoordinator) && CoordinatorIsFinished()) return EndState();
+      RETURN_IF_ERROR(ShowStatus());
+      // It ends by itself only with the run, which may be before its last state has been seen here.
+      if (supervisor_.HasEnded(kCoordinator)) return absl::OkStatus();
       if (client_ == nullptr && Clock::Real().NowNs() - start > kStartTimeoutNs) {
         return absl::DeadlineExceededError(
             absl::StrCat("the coordinator does not start; the end of its log:\n",
@@ -217,26 +215,19 @@ class UpCommand {
     }
   }
 
-  bool CoordinatorIsFinished() const { return stopping_ || saw_end_; }
-  absl::Status EndState() const { return end_status_; }
-
-  // Whether the run has ended.
-  absl::StatusOr<bool> ShowStatus() {
-    if (client_ == nullptr) return false;
+  // An error if the run has failed.
+  absl::Status ShowStatus() {
+    if (client_ == nullptr) return absl::OkStatus();
     const auto status = client_->Status();
-    if (!status.ok()) return false;  // being restarted; the supervisor knows
+    if (!status.ok()) return absl::OkStatus();  // being restarted; the supervisor knows
     progress_.Show(*status);
     if (status->state() == v1::RUN_STATE_FAILED) {
       supervisor_.StopRestarting();
       return absl::AbortedError(absl::StrCat("the run failed: ", status->detail()));
     }
-    if (status->state() == v1::RUN_STATE_DONE) {
-      saw_end_ = true;
-      supervisor_.StopRestarting();
-      // The coordinator tells the members that the run has ended, and ends last.
-      return false;
-    }
-    return false;
+    // The coordinator tells the members that the run has ended, and ends last.
+    if (status->state() == v1::RUN_STATE_DONE) supervisor_.StopRestarting();
+    return absl::OkStatus();
   }
 
   void PrintSummary() {
@@ -268,8 +259,6 @@ class UpCommand {
   Supervisor supervisor_;
   std::unique_ptr<CoordinatorClient> client_;
   std::string address_;
-  bool stopping_ = false, saw_end_ = false;
-  absl::Status end_status_;
 };
 
 absl::Status Up(const UpFlags& flags) {
