@@ -104,7 +104,9 @@ absl::Status Journal::Prepare(const std::string& run_id, const std::string& esse
                      kJournalSchemaVersion, "; give the run another folder"));
   }
   ASSIGN_OR_RETURN(const std::string recorded, ReadMeta("essence"));
-  if (recorded != essence) RETURN_IF_ERROR(BeginAgain(run_id, essence));
+  if (recorded != essence) {
+    RETURN_IF_ERROR(BeginAgain(run_id, essence));
+  }
   ASSIGN_OR_RETURN(run_id_, ReadMeta("run_id"));
   RETURN_IF_ERROR(
       db_->Prepare(absl::StrCat("INSERT INTO sessions(started, seconds) VALUES(", kNow, ", 0)"))
