@@ -8,10 +8,10 @@ namespace stretto {
                               const char* message = "");
 }  // namespace stretto
 
-#define STRETTO_CHECK(cond)                                     \
-  do {                                                          \
-    if (!(cond)) [[unlikely]]                                   \
-      ::stretto::CheckFailed(__FILE__, __LINE__, #cond);        \
+#define STRETTO_CHECK(cond)                              \
+  do {                                                   \
+    if (!(cond)) [[unlikely]]                            \
+      ::stretto::CheckFailed(__FILE__, __LINE__, #cond); \
   } while (0)
 #define STRETTO_CHECK_MSG(cond, msg)                            \
   do {                                                          \

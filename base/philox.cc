@@ -11,10 +11,10 @@ constexpr uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
 std::array<uint32_t, 4> DrawWords(const TokenDraw& d) {
   // 64 + 64 + 32 + 32 + 32 bits of identity: the first block's output keys the second, so that the
   // whole identity enters although one block takes 192 bits.
-  const auto inner = Philox4x32({static_cast<uint32_t>(d.prompt_id),
-                                 static_cast<uint32_t>(d.prompt_id >> 32), d.sample_index, d.stream},
-                                {static_cast<uint32_t>(d.run_seed),
-                                 static_cast<uint32_t>(d.run_seed >> 32)});
+  const auto inner =
+      Philox4x32({static_cast<uint32_t>(d.prompt_id), static_cast<uint32_t>(d.prompt_id >> 32),
+                  d.sample_index, d.stream},
+                 {static_cast<uint32_t>(d.run_seed), static_cast<uint32_t>(d.run_seed >> 32)});
   return Philox4x32({d.position, 0u, inner[2], inner[3]}, {inner[0], inner[1]});
 }
 }  // namespace

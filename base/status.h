@@ -19,18 +19,19 @@ inline absl::Status Annotate(const absl::Status& status, absl::string_view conte
 #define STRETTO_CONCAT(a, b) STRETTO_CONCAT_INNER(a, b)
 
 // Returns from the enclosing function when `expr` is not OK.
-#define RETURN_IF_ERROR(expr)                         \
-  do {                                                \
+#define RETURN_IF_ERROR(expr)                              \
+  do {                                                     \
     if (auto status_ = (expr); !status_.ok()) [[unlikely]] \
-      return status_;                                 \
+      return status_;                                      \
   } while (0)
 
 // ASSIGN_OR_RETURN(auto x, F()): x = *F(), or returns F()'s status.
 // NOLINTBEGIN(bugprone-macro-parentheses): `lhs` may be a declaration.
 #define ASSIGN_OR_RETURN(lhs, expr) \
   ASSIGN_OR_RETURN_IMPL(STRETTO_CONCAT(result_, __LINE__), lhs, expr)
-#define ASSIGN_OR_RETURN_IMPL(result, lhs, expr)   \
-  auto result = (expr);                            \
-  if (!result.ok()) [[unlikely]] return result.status(); \
+#define ASSIGN_OR_RETURN_IMPL(result, lhs, expr) \
+  auto result = (expr);                          \
+  if (!result.ok()) [[unlikely]]                 \
+    return result.status();                      \
   lhs = std::move(result).value()
 // NOLINTEND(bugprone-macro-parentheses)

@@ -3,22 +3,27 @@
 //
 // The contract of every operation:
 //  - Sizes are checked by the implementation with STRETTO_CHECK: a mismatch is a bug of the caller.
-//  - Operations of one stream take effect in order. A CPU stream completes each before it returns; a
+//  - Operations of one stream take effect in order. A CPU stream completes each before it returns;
+//  a
 //    CUDA stream queues it, and Synchronize() waits. Inputs stay untouched until then.
-//  - Activations may be kF32 or kBF16 (any mix; each is read as f32, computed in f32, and rounded to
+//  - Activations may be kF32 or kBF16 (any mix; each is read as f32, computed in f32, and rounded
+//  to
 //    nearest even when stored). Gradients of activations and of weights, logits, log-probs and
 //    statistics are kF32. Ids, positions and tables are kI32.
 //  - Every row's result is a pure function of that row's own inputs: it has the same bits whatever
-//    other rows are in the call, however rows are split over calls, and for every number of threads.
-//    Reductions have an order fixed by the length of what is reduced alone:
-//      * products (Linear*): one fused multiply-add chain over k = 0, 1, …, K-1 from 0 (plus the bias
+//    other rows are in the call, however rows are split over calls, and for every number of
+//    threads. Reductions have an order fixed by the length of what is reduced alone:
+//      * products (Linear*): one fused multiply-add chain over k = 0, 1, …, K-1 from 0 (plus the
+//      bias
 //        added at the end), K split in `k_leaves` equal leaves joined by a binary tree if > 1;
-//      * sums over a row (norms, softmax): 16 partial sums, element i into partial i mod 16 in order,
+//      * sums over a row (norms, softmax): 16 partial sums, element i into partial i mod 16 in
+//      order,
 //        then a binary tree over the partials (i += i+8, i+4, i+2, i+1).
 //  - An accumulating operation ("+=") continues from the value that is there.
 //
-// Legend: T rows (tokens), D columns of the residual stream, N/K outputs/inputs of a product, H query
-// heads, G key/value heads, C head size, F MLP width, V vocabulary, S sequences, B rows to sample.
+// Legend: T rows (tokens), D columns of the residual stream, N/K outputs/inputs of a product, H
+// query heads, G key/value heads, C head size, F MLP width, V vocabulary, S sequences, B rows to
+// sample.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +64,8 @@ class PackedWeight {
   virtual size_t bytes() const = 0;
 };
 
-// Keys and values of all layers in blocks of kBlockTokens tokens; the layout inside is the device's.
+// Keys and values of all layers in blocks of kBlockTokens tokens; the layout inside is the
+// device's.
 class KvCache {
  public:
   virtual ~KvCache() = default;
@@ -74,8 +80,8 @@ struct KvCacheShape {
 
 struct AttentionShape {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  float scale = 1.0f;           // multiplies q·k
-  int64_t sliding_window = 0;   // a query sees its last `sliding_window` positions; 0: all
+  float scale = 1.0f;          // multiplies q·k
+  int64_t sliding_window = 0;  // a query sees its last `sliding_window` positions; 0: all
 };
 
 // Attention of queries over paged keys. Row t of q belongs to sequence row_sequence[t] and sees
@@ -83,11 +89,11 @@ struct AttentionShape {
 struct PagedAttention {
   AttentionShape shape;
   int64_t layer = 0;
-  Tensor out;                 // [T, H*C]
-  Tensor q;                   // [T, H*C], positions already rotated in
-  Tensor row_sequence_T;      // i32 [1, T]
-  Tensor context_length_T;    // i32 [1, T]
-  Tensor block_tables_SM;     // i32 [S, M]: physical block of each logical block
+  Tensor out;               // [T, H*C]
+  Tensor q;                 // [T, H*C], positions already rotated in
+  Tensor row_sequence_T;    // i32 [1, T]
+  Tensor context_length_T;  // i32 [1, T]
+  Tensor block_tables_SM;   // i32 [S, M]: physical block of each logical block
 };
 
 // Attention over packed sequences that may share a beginning. Segment s holds rows
@@ -108,25 +114,25 @@ struct SegmentTable {
 struct PackedAttention {
   AttentionShape shape;
   const SegmentTable* segments = nullptr;
-  Tensor q, k, v;             // [T, H*C], [T, G*C], [T, G*C]
-  Tensor out;                 // [T, H*C]
+  Tensor q, k, v;  // [T, H*C], [T, G*C], [T, G*C]
+  Tensor out;      // [T, H*C]
 };
 
 struct PackedAttentionBackward {
-  PackedAttention forward;    // the tensors of the forward pass, `out` included
-  Tensor d_out;               // f32 [T, H*C]
-  Tensor d_q, d_k, d_v;       // f32, overwritten
+  PackedAttention forward;  // the tensors of the forward pass, `out` included
+  Tensor d_out;             // f32 [T, H*C]
+  Tensor d_q, d_k, d_v;     // f32, overwritten
 };
 
-// Sampling of one row: transformations in this order: temperature (0: greedy), top-k (0: off), top-p
-// (1: off), min-p (0: off); then the inverse of the cumulative distribution, in order of token ids, at
-// `uniform`.
+// Sampling of one row: transformations in this order: temperature (0: greedy), top-k (0: off),
+// top-p (1: off), min-p (0: off); then the inverse of the cumulative distribution, in order of
+// token ids, at `uniform`.
 struct SamplingRow {
   float temperature = 1.0f;
   int32_t top_k = 0;
   float top_p = 1.0f;
   float min_p = 0.0f;
-  float uniform = 0.0f;       // in [0, 1), from base/philox.h
+  float uniform = 0.0f;  // in [0, 1), from base/philox.h
 };
 
 struct Sampled {
@@ -137,8 +143,8 @@ struct Sampled {
 
 struct AdamWStep {
   float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
-  float grad_scale = 1.0f;     // gradient clipping: g * grad_scale enters
-  int64_t step = 1;            // 1-based, for bias correction
+  float grad_scale = 1.0f;  // gradient clipping: g * grad_scale enters
+  int64_t step = 1;         // 1-based, for bias correction
 };
 
 class Device {
@@ -148,8 +154,9 @@ class Device {
   virtual NumericProfile Profile(DType dtype) const = 0;
   virtual int num_threads() const = 0;
 
-  // --- memory -------------------------------------------------------------------------------------
-  // 64-byte aligned, contents undefined. ResourceExhausted when there is not enough.
+  // --- memory
+  // ------------------------------------------------------------------------------------- 64-byte
+  // aligned, contents undefined. ResourceExhausted when there is not enough.
   virtual absl::StatusOr<Buffer> Allocate(size_t bytes) = 0;
   virtual void Free(uint64_t handle, size_t bytes) = 0;
   virtual std::unique_ptr<Stream> CreateStream() = 0;
@@ -161,8 +168,9 @@ class Device {
   virtual void Copy(Stream& stream, const Tensor& dst, const Tensor& src) = 0;
   virtual void Fill(Stream& stream, const Tensor& dst, float value) = 0;
 
-  // --- products -----------------------------------------------------------------------------------
-  // Lays out W_NK (kF32 or kBF16), given as parts stacked along N, for Linear.
+  // --- products
+  // ----------------------------------------------------------------------------------- Lays out
+  // W_NK (kF32 or kBF16), given as parts stacked along N, for Linear.
   virtual absl::StatusOr<std::unique_ptr<PackedWeight>> Pack(Stream& stream,
                                                              absl::Span<const Tensor> parts_NK) = 0;
   // The same shapes with new values.
@@ -179,7 +187,8 @@ class Device {
   // d_b_N += sum over rows, in order.
   virtual void BiasBackward(Stream& stream, const Tensor& d_b_N, const Tensor& d_y_TN) = 0;
 
-  // --- rows ---------------------------------------------------------------------------------------
+  // --- rows
+  // ---------------------------------------------------------------------------------------
   virtual void Embedding(Stream& stream, const Tensor& out_TD, const Tensor& table_VD,
                          const Tensor& ids_T) = 0;
   // d_table[ids[t]] += d_out[t], in order of t.
@@ -192,32 +201,34 @@ class Device {
                               const Tensor& rows_N) = 0;
   // out = a + b. out may be a or b.
   virtual void Add(Stream& stream, const Tensor& out, const Tensor& a, const Tensor& b) = 0;
-  // Root-mean-square norm (Zhang & Sennrich 2019): out = x / sqrt(mean(x²) + eps) · weight, for each of
-  // `num_groups` equal groups of columns by itself (1: the whole row; H for a per-head norm); weight
-  // has cols / num_groups elements. x / rms is rounded to x's dtype before the weight is applied, as
-  // the Hugging Face models do. out may be x.
+  // Root-mean-square norm (Zhang & Sennrich 2019): out = x / sqrt(mean(x²) + eps) · weight, for
+  // each of `num_groups` equal groups of columns by itself (1: the whole row; H for a per-head
+  // norm); weight has cols / num_groups elements. x / rms is rounded to x's dtype before the weight
+  // is applied, as the Hugging Face models do. out may be x.
   virtual void RmsNorm(Stream& stream, const Tensor& out, const Tensor& x, const Tensor& weight,
                        float eps, int64_t num_groups) = 0;
-  // d_x (overwritten, or += if accumulate) and d_weight +=. The roundings of the forward pass count as
-  // the identity.
+  // d_x (overwritten, or += if accumulate) and d_weight +=. The roundings of the forward pass count
+  // as the identity.
   virtual void RmsNormBackward(Stream& stream, const Tensor& d_x, const Tensor& d_weight,
-                               const Tensor& d_out, const Tensor& x, const Tensor& weight, float eps,
-                               int64_t num_groups, bool accumulate) = 0;
+                               const Tensor& d_out, const Tensor& x, const Tensor& weight,
+                               float eps, int64_t num_groups, bool accumulate) = 0;
   // Rotary positions (Su et al. 2021) in the half-split layout: pairs (i, i + C/2) of each head are
-  // turned by the angle whose cosine and sine stand in cos_PC/sin_PC [P, C/2] f32 at row positions[t].
-  // In place; `inverse` turns back (the backward pass).
-  virtual void Rope(Stream& stream, const Tensor& x, const Tensor& positions_T, const Tensor& cos_PC,
-                    const Tensor& sin_PC, int64_t num_heads, bool inverse) = 0;
+  // turned by the angle whose cosine and sine stand in cos_PC/sin_PC [P, C/2] f32 at row
+  // positions[t]. In place; `inverse` turns back (the backward pass).
+  virtual void Rope(Stream& stream, const Tensor& x, const Tensor& positions_T,
+                    const Tensor& cos_PC, const Tensor& sin_PC, int64_t num_heads,
+                    bool inverse) = 0;
   // out_TF = silu(gate) · up, gate_up_T2F = [gate | up]; and d_gate_up from d_out.
   virtual void SwiGlu(Stream& stream, const Tensor& out_TF, const Tensor& gate_up_T2F) = 0;
   virtual void SwiGluBackward(Stream& stream, const Tensor& d_gate_up_T2F, const Tensor& d_out_TF,
                               const Tensor& gate_up_T2F) = 0;
 
-  // --- attention ----------------------------------------------------------------------------------
-  // For each query and head: s_j = scale · (chain over c of q_c·k_jc); p_j = exp(s_j − max s); the sum
-  // of p in the fixed order of a row over logical positions j; out = (chain over j of p_j·v_j) / sum.
-  // Keys and values are rounded to the KV dtype (paged: of the cache; packed: of k and v themselves)
-  // so both forms give the same bits when those dtypes agree.
+  // --- attention
+  // ---------------------------------------------------------------------------------- For each
+  // query and head: s_j = scale · (chain over c of q_c·k_jc); p_j = exp(s_j − max s); the sum of p
+  // in the fixed order of a row over logical positions j; out = (chain over j of p_j·v_j) / sum.
+  // Keys and values are rounded to the KV dtype (paged: of the cache; packed: of k and v
+  // themselves) so both forms give the same bits when those dtypes agree.
   virtual absl::StatusOr<std::unique_ptr<KvCache>> AllocateKvCache(const KvCacheShape& shape) = 0;
   // Stores row t's keys and values [T, G*C] at slots[t] = block * kBlockTokens + offset; −1 skips.
   virtual void WriteKv(Stream& stream, KvCache& cache, int64_t layer, const Tensor& k,
@@ -229,27 +240,30 @@ class Device {
   virtual void Attention(Stream& stream, const PackedAttention& args) = 0;
   virtual void AttentionBackward(Stream& stream, const PackedAttentionBackward& args) = 0;
 
-  // --- vocabulary ---------------------------------------------------------------------------------
-  // With z = logits · (1 / temperature): logprob = z_target − max z − log sum exp(z − max z), and the
-  // entropy of softmax(z) (absent: not computed). logits_TV f32, targets i32 [1, T], outputs f32 [1, T].
+  // --- vocabulary
+  // --------------------------------------------------------------------------------- With z =
+  // logits · (1 / temperature): logprob = z_target − max z − log sum exp(z − max z), and the
+  // entropy of softmax(z) (absent: not computed). logits_TV f32, targets i32 [1, T], outputs f32
+  // [1, T].
   virtual void LogProbs(Stream& stream, const Tensor& logprobs_T, const Tensor& entropy_T,
                         const Tensor& logits_TV, const Tensor& targets_T, float temperature) = 0;
   // Overwrites logits_TV with d loss / d logits, from d_logprobs_T and (if present) d_entropy_T.
   virtual void LogProbsBackward(Stream& stream, const Tensor& logits_TV, const Tensor& d_logprobs_T,
                                 const Tensor& d_entropy_T, const Tensor& targets_T,
                                 float temperature) = 0;
-  // One token a row of logits_BV (f32). Blocking: results are on the host on return. The log-prob has
-  // the bits that LogProbs computes. The largest token id wins no tie: the smallest does.
+  // One token a row of logits_BV (f32). Blocking: results are on the host on return. The log-prob
+  // has the bits that LogProbs computes. The largest token id wins no tie: the smallest does.
   virtual void Sample(Stream& stream, const Tensor& logits_BV, absl::Span<const SamplingRow> rows,
                       absl::Span<Sampled> sampled) = 0;
 
-  // --- optimizer ----------------------------------------------------------------------------------
-  // AdamW (Loshchilov & Hutter 2019) on f32 masters; `weights` (kBF16 or kF32, same shape) receives
-  // the rounded master. All contiguous.
+  // --- optimizer
+  // ---------------------------------------------------------------------------------- AdamW
+  // (Loshchilov & Hutter 2019) on f32 masters; `weights` (kBF16 or kF32, same shape) receives the
+  // rounded master. All contiguous.
   virtual void AdamW(Stream& stream, const Tensor& weights, const Tensor& master, const Tensor& m,
                      const Tensor& v, const Tensor& grad, const AdamWStep& step) = 0;
-  // Sum of squares of a contiguous f32 tensor in double: blocks of 4096 elements in order, joined in
-  // order. Blocking. Non-finite elements make it non-finite.
+  // Sum of squares of a contiguous f32 tensor in double: blocks of 4096 elements in order, joined
+  // in order. Blocking. Non-finite elements make it non-finite.
   virtual double SquaredNorm(Stream& stream, const Tensor& x) = 0;
   // x *= factor (f32).
   virtual void Scale(Stream& stream, const Tensor& x, float factor) = 0;
@@ -260,9 +274,9 @@ inline Buffer::~Buffer() {
 }
 
 struct DeviceOptions {
-  std::string backend = "cpu";   // "cpu" or "reference"
-  int num_threads = 0;           // 0: what the machine or cgroup grants
-  bool allow_fma = true;         // false: compute in the profile of machines without FMA
+  std::string backend = "cpu";  // "cpu" or "reference"
+  int num_threads = 0;          // 0: what the machine or cgroup grants
+  bool allow_fma = true;        // false: compute in the profile of machines without FMA
 };
 // Owns its worker threads; they end with it. InvalidArgument names unknown backends.
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options);

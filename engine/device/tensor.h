@@ -13,8 +13,9 @@
 namespace stretto::engine {
 class Device;
 
-// A view of a row-major matrix in device memory: rows × cols elements, consecutive rows `row_stride`
-// elements apart, columns contiguous. Vectors are matrices of one row. Copyable; owns nothing.
+// A view of a row-major matrix in device memory: rows × cols elements, consecutive rows
+// `row_stride` elements apart, columns contiguous. Vectors are matrices of one row. Copyable; owns
+// nothing.
 struct Tensor {
   uint64_t handle = 0;  // the first element; meaningful to its device only. 0: no tensor
   DType dtype = DType::kF32;

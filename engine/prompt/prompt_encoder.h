@@ -1,6 +1,6 @@
-// From a dataset line to prompt ids: joins what a model's files say (formats) with what text becomes
-// tokens (text). A line is a JSON object with `messages` (a conversation) or `prompt` (text: one user
-// message where the model chats, the raw text where chat_format is none).
+// From a dataset line to prompt ids: joins what a model's files say (formats) with what text
+// becomes tokens (text). A line is a JSON object with `messages` (a conversation) or `prompt`
+// (text: one user message where the model chats, the raw text where chat_format is none).
 //
 // Immutable and thread-safe after Open.
 #pragma once
@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const ModelFiles& files
 
 struct PromptOptions {
   std::string chat_format = "auto";  // the run file's model.chat_format
-  std::string system_prompt;         // for conversations without a system message; empty: the template's
+  std::string system_prompt;  // for conversations without a system message; empty: the template's
 };
 
 class PromptEncoder {
@@ -29,8 +29,8 @@ class PromptEncoder {
   static absl::StatusOr<std::unique_ptr<PromptEncoder>> Open(const ModelFiles& files,
                                                              const PromptOptions& options);
 
-  // InvalidArgument says what is wrong with the line: not an object, neither or both of `prompt` and
-  // `messages`, a field of another type, an empty prompt.
+  // InvalidArgument says what is wrong with the line: not an object, neither or both of `prompt`
+  // and `messages`, a field of another type, an empty prompt.
   absl::StatusOr<std::vector<int32_t>> EncodeLine(const std::string& json) const;
   absl::StatusOr<std::vector<int32_t>> EncodeMessages(std::vector<ChatMessage> messages) const;
   // The text as it is, with the BOS that the tokenizer adds.
