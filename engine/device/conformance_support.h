@@ -4,6 +4,7 @@
 // Legend as in device.h.
 #pragma once
 
+#include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>

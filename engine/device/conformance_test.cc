@@ -44,6 +44,27 @@ TEST_CASE("special values survive conversion") {
   }
 }
 
+TEST_CASE("conversion rounds every bit pattern as base/bfloat16.h does") {
+  const Backend backend = GENERATE(from_range(Backends()));
+  INFO(backend.ToString() << ", seed " << testing::Seed());
+  Lab lab(backend);
+  PhiloxStream rng(testing::Seed());
+  std::vector<uint32_t> bits = {0x7fffffff, 0xffffffff, 0x7f800001, 0xff800001, 0x7f7fffff,
+                                0x00000001, 0x807fffff, 0x3f808000, 0x3f818000, 0x3f807fff};
+  while (bits.size() < 20000) bits.push_back(rng.NextU32());
+  const auto n = static_cast<int64_t>(bits.size());
+  Tensor wide = lab.New(1, n, DType::kF32), narrow = lab.New(1, n, DType::kBF16);
+  lab->Upload(lab.stream(), wide, bits.data());
+  lab->Copy(lab.stream(), narrow, wide);
+  std::vector<uint16_t> got(bits.size());
+  lab->Download(lab.stream(), narrow, got.data());
+  for (size_t i = 0; i < bits.size(); ++i) {
+    if (got[i] == F32ToBf16(std::bit_cast<float>(bits[i]))) continue;
+    INFO("pattern " << std::hex << bits[i] << " became " << got[i]);
+    REQUIRE(got[i] == F32ToBf16(std::bit_cast<float>(bits[i])));
+  }
+}
+
 TEST_CASE("embedding, gather and their transposes") {
   STRETTO_CONFORMANCE_CASE(c);
   const int64_t d = 37;

@@ -53,8 +53,9 @@ HWY_INLINE hn::Vec<DU> RoundToBf16Bits(V x) {
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
   const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu)));
   const auto quiet = hn::Or(bits, hn::Set(du, 0x00400000u));
-  const auto is_nan = hn::RebindMask(du, hn::Ne(x, x));
-  return hn::IfThenElse(is_nan, quiet, rounded);
+  // Eq is false for NaN on every target; Ne is not true for it on all.
+  const auto is_number = hn::RebindMask(du, hn::Eq(x, x));
+  return hn::IfThenElse(is_number, rounded, quiet);
 }
 
 HWY_INLINE V RoundToBf16(V x) {
