@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares greedy text of `stretto generate` with that of transformers on an exported folder.
 
-Runs   STRETTO generate --model FOLDER --prompts PROMPTS --max-tokens N --greedy --json [--raw]
+Runs   STRETTO generate --model FOLDER --prompts PROMPTS --max-tokens N --greedy --json --dtype f32 [--raw]
 whose output is JSON lines with prompt (the prompt's line), prompt_ids, completion_ids (EOS included)
 and text; lines that are not JSON objects are passed over. A line of PROMPTS is a JSON string, an
 object with prompt or messages, or plain text; the default file's lines hold their chat markup
@@ -35,7 +35,8 @@ def fail(message):
 
 def run_stretto(args):
     command = [args.stretto, "generate", "--model", str(args.model), "--prompts", str(args.prompts),
-               "--max-tokens", str(args.max_tokens), "--greedy", "--json"] + ["--raw"] * args.raw
+               "--max-tokens", str(args.max_tokens), "--greedy", "--json",
+               "--dtype", args.dtype] + ["--raw"] * args.raw
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -140,6 +141,8 @@ def main():
     parser.add_argument("--prompts", default=PROMPTS, type=pathlib.Path, help="one prompt a line")
     parser.add_argument("--raw", action="store_true", help="prompts are text without a chat format")
     parser.add_argument("--max-tokens", default=32, type=int)
+    parser.add_argument("--dtype", default="f32", choices=["f32", "bf16"],
+                        help="stretto's numerics; transformers always computes in fp32")
     parser.add_argument("--tie", default=0.0, type=float, help="logit difference that counts as a tie")
     parser.add_argument("--timeout", default=600, type=float, help="seconds for stretto")
     args = parser.parse_args()
