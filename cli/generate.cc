@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const LocalModel& model, const
   const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (json.is_object() && !raw) return model.prompts().EncodeLine(line);
   const std::string text = json.is_string() ? json.get<std::string>() : line;
-  if (raw) return model.prompts().EncodeRaw(text);
+  if (raw) return model.prompts().EncodeRaw(text, /*parse_special=*/true);
   if (!IsUtf8(text)) return absl::InvalidArgumentError("not valid UTF-8");
   return model.prompts().EncodeLine(Json{{"prompt", text}}.dump());
 }
@@ -129,7 +129,7 @@ void AddGenerateCommand(CLI::App& app, Command* chosen) {
                    "A file with one prompt a line: text, a JSON string, or an object with "
                    "`prompt` or `messages`");
   what->require_option(1);
-  command->add_flag("--raw", flags->raw, "The prompt's text as it is, without a chat format");
+  command->add_flag("--raw", flags->raw, "The prompt's text as it is, special tokens in it parsed");
   command->add_option("--system", flags->system, "System message");
   command->add_option("--chat-format", flags->model.host.prompts.chat_format,
                       "auto | chatml | llama3 | none");

@@ -116,8 +116,9 @@ absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeMessages(
   return ids;
 }
 
-absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeRaw(const std::string& text) const {
-  ASSIGN_OR_RETURN(auto ids, tokenizer_->Encode(text, {.parse_special = false}));
+absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeRaw(const std::string& text,
+                                                              bool parse_special) const {
+  ASSIGN_OR_RETURN(auto ids, tokenizer_->Encode(text, {.parse_special = parse_special}));
   if (ids.empty()) return absl::InvalidArgumentError("the prompt has no tokens");
   return ids;
 }

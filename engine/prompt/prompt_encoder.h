@@ -33,8 +33,10 @@ class PromptEncoder {
   // and `messages`, a field of another type, an empty prompt.
   absl::StatusOr<std::vector<int32_t>> EncodeLine(const std::string& json) const;
   absl::StatusOr<std::vector<int32_t>> EncodeMessages(std::vector<ChatMessage> messages) const;
-  // The text as it is, with the BOS that the tokenizer adds.
-  absl::StatusOr<std::vector<int32_t>> EncodeRaw(const std::string& text) const;
+  // The text as it is, with the BOS that the tokenizer adds. With `parse_special`, text that reads
+  // like a special token is that token: for prompts that a person has written out by hand.
+  absl::StatusOr<std::vector<int32_t>> EncodeRaw(const std::string& text,
+                                                 bool parse_special = false) const;
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const ChatTemplate& chat() const { return chat_; }
