@@ -86,5 +86,19 @@ TEST_CASE("a process that refuses its arguments ends the run with its last words
   CHECK(status.code() == absl::StatusCode::kAborted);
   CHECK(std::string(status.message()).find("port 99999 is no port") != std::string::npos);
 }
+
+TEST_CASE("a coordinator whose run has failed is not started again") {
+  testing::TempDir dir;
+  Supervisor supervisor(Clock::Real());
+  REQUIRE_OK(supervisor.Start({"coordinator", {"/bin/sh", "-c", "exit 3"}, dir.File("log")}));
+  std::vector<std::string> notes;
+  for (int i = 0; i < 500 && supervisor.IsRunning("coordinator"); ++i) {
+    REQUIRE_OK(supervisor.Poll(&notes));
+    Clock::Real().SleepNs(10'000'000);
+  }
+  CHECK(supervisor.HasEnded("coordinator"));
+  CHECK(supervisor.ExitCode("coordinator") == 3);
+  CHECK(notes.empty());
+}
 }  // namespace
 }  // namespace stretto::cli

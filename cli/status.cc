@@ -2,6 +2,7 @@
 // `--resume` and `--checkpoint` control it.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/match.h"
@@ -65,12 +66,30 @@ absl::Status ShowEnded(const StatusFlags& flags) {
   return absl::OkStatus();
 }
 
+std::string Canonical(const std::string& path) {
+  std::error_code ec;
+  const auto canonical = std::filesystem::weakly_canonical(path, ec);
+  return ec ? path : canonical.string();
+}
+
+// A folder's member file outlives a coordinator that was killed, and the port may be another's now.
+absl::Status CheckRun(const v1::RunStatus& status, const StatusFlags& flags) {
+  if (flags.run_dir.empty() || Canonical(status.run_dir()) == Canonical(flags.run_dir)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(flags.run_dir, ": the run is not up (its coordinator's address ", flags.address,
+                   " now serves the run in ", status.run_dir(), "); `stretto up` resumes it"));
+}
+
 absl::StatusOr<v1::RunStatus> Ask(CoordinatorClient& client, const StatusFlags& flags) {
+  ASSIGN_OR_RETURN(v1::RunStatus status, client.Status());
+  RETURN_IF_ERROR(CheckRun(status, flags));
   if (flags.stop) return client.Control(v1::ControlRunRequest::ACTION_STOP);
   if (flags.pause) return client.Control(v1::ControlRunRequest::ACTION_PAUSE);
   if (flags.resume) return client.Control(v1::ControlRunRequest::ACTION_RESUME);
   if (flags.checkpoint) return client.Control(v1::ControlRunRequest::ACTION_CHECKPOINT);
-  return client.Status();
+  return status;
 }
 
 bool MayAnswerLater(const absl::Status& status) {
@@ -95,6 +114,7 @@ absl::Status Status(StatusFlags flags) {
   for (int i = 1; i < kNumTries && !status.ok() && MayAnswerLater(status.status()); ++i) {
     status = Ask(*client, flags);
   }
+  if (absl::IsFailedPrecondition(status.status())) return status.status();
   if (!status.ok()) {
     return Annotate(
         status.status(),

@@ -13,13 +13,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "services/common/exit_codes.h"
 
 namespace stretto::cli {
 namespace {
 constexpr int64_t kQuickFailureNs = 10'000'000'000;  // ended within this: counts against it
 constexpr int kMaxQuickFailures = 5;
 constexpr int64_t kFirstPauseNs = 250'000'000;
-constexpr int kWrongUse = 2;  // exit code of a service that refuses its flags or run file
 
 std::string HowItEnded(int wait_status) {
   if (WIFSIGNALED(wait_status)) {
@@ -91,14 +91,15 @@ absl::Status Supervisor::Spawn(Process& process) {
 
 absl::Status Supervisor::OnEnd(Process& process, int wait_status, std::vector<std::string>* notes) {
   process.pid = -1;
-  if (!restarting_ || (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0)) {
+  process.exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
+  if (!restarting_ || process.exit_code == 0 || process.exit_code == services::kExitRunFailed) {
     return absl::OkStatus();
   }
   const std::string what = absl::StrCat(process.spec.name, " ", HowItEnded(wait_status));
   const int64_t now = clock_.NowNs();
   const bool quick = now - process.started_ns < kQuickFailureNs;
   process.num_quick_failures = quick ? process.num_quick_failures + 1 : 0;
-  const bool refused = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == kWrongUse;
+  const bool refused = process.exit_code == services::kExitWrongUse;
   if (refused || process.num_quick_failures >= kMaxQuickFailures) {
     return absl::AbortedError(absl::StrCat(what, refused ? "" : " again and again",
                                            "; the end of its log ", process.spec.log_file, ":\n",
@@ -147,6 +148,11 @@ bool Supervisor::HasEnded(const std::string& name) const {
   const auto it = processes_.find(name);
   return it != processes_.end() && it->second.pid <= 0 &&
          (it->second.restart_at_ns == 0 || !restarting_);
+}
+
+int Supervisor::ExitCode(const std::string& name) const {
+  const auto it = processes_.find(name);
+  return it == processes_.end() ? -1 : it->second.exit_code;
 }
 
 void Supervisor::WaitForAll(int64_t timeout_ms) {

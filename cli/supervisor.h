@@ -1,5 +1,6 @@
 // Starts a run's services as local processes and keeps them alive: a process that ends without
-// being asked is started again after a pause that grows; one that keeps failing ends the run.
+// being asked is started again after a pause that grows; one that keeps failing ends the run. A
+// coordinator whose run has failed (exit code 3) isn't started again.
 // Output goes to <run dir>/logs/NAME.log. Children end with this process. Single-threaded; call
 // Poll() often.
 #pragma once
@@ -40,6 +41,8 @@ class Supervisor {
   bool IsRunning(const std::string& name) const;
   // Whether it was started, has ended and is not to be started again.
   bool HasEnded(const std::string& name) const;
+  // Of its last end; -1: it was killed, or has never ended.
+  int ExitCode(const std::string& name) const;
   // Waits until all have ended; what is left after `timeout_ms` is killed.
   void WaitForAll(int64_t timeout_ms);
 
@@ -49,6 +52,7 @@ class Supervisor {
     pid_t pid = -1;
     int64_t started_ns = 0, restart_at_ns = 0;
     int num_quick_failures = 0;
+    int exit_code = -1;
   };
   absl::Status Spawn(Process& process);
   absl::Status OnEnd(Process& process, int wait_status, std::vector<std::string>* notes);

@@ -7,10 +7,12 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_format.h"
@@ -22,12 +24,15 @@
 #include "cli/progress.h"
 #include "cli/supervisor.h"
 #include "config/run_config.h"
+#include "services/common/exit_codes.h"
 
 namespace stretto::cli {
 namespace {
 constexpr char kCoordinator[] = "coordinator";
 constexpr int64_t kPollNs = 100'000'000;
 constexpr int64_t kStartTimeoutNs = 30'000'000'000;
+// A process that runs but has not been heard of for so long (and six leases) hangs.
+constexpr int64_t kHangNs = 30'000'000'000;
 
 std::atomic<int> g_interrupts{0};
 void OnInterrupt(int) { g_interrupts.fetch_add(1); }
@@ -205,7 +210,8 @@ class UpCommand {
       Reconnect();
       RETURN_IF_ERROR(ShowStatus());
       // It ends by itself only with the run, which may be before its last state has been seen here.
-      if (supervisor_.HasEnded(kCoordinator)) return absl::OkStatus();
+      if (supervisor_.HasEnded(kCoordinator)) return HowItEnded();
+      KillWhoHangs();
       if (client_ == nullptr && Clock::Real().NowNs() - start > kStartTimeoutNs) {
         return absl::DeadlineExceededError(
             absl::StrCat("the coordinator does not start; the end of its log:\n",
@@ -220,6 +226,10 @@ class UpCommand {
     if (client_ == nullptr) return absl::OkStatus();
     const auto status = client_->Status();
     if (!status.ok()) return absl::OkStatus();  // being restarted; the supervisor knows
+    heard_ns_[kCoordinator] = Clock::Real().NowNs();
+    for (const auto& member : status->members()) {
+      if (member.state() != "silent") heard_ns_[member.name()] = heard_ns_[kCoordinator];
+    }
     progress_.Show(*status);
     if (status->state() == v1::RUN_STATE_FAILED) {
       supervisor_.StopRestarting();
@@ -230,10 +240,40 @@ class UpCommand {
     return absl::OkStatus();
   }
 
-  void PrintSummary() {
+  // A process that was stopped, or hangs in a system call, keeps its port and its place; killed, it
+  // is started again.
+  void KillWhoHangs() {
+    const int64_t now = Clock::Real().NowNs();
+    const int64_t patience_ns = std::max(kHangNs, 6 * config_.cluster.lease_ms * 1'000'000);
+    for (auto& [name, heard_ns] : heard_ns_) {
+      if (!supervisor_.IsRunning(name)) heard_ns = now;
+      if (now - heard_ns < patience_ns) continue;
+      progress_.Note(absl::StrCat(name, " runs but has not been heard of for ",
+                                  (now - heard_ns) / 1'000'000'000, " s; killing it"));
+      supervisor_.Signal(name, SIGKILL);
+      heard_ns = now;
+      if (name == kCoordinator) break;  // nobody else could be heard of
+    }
+  }
+
+  nlohmann::json Summary() const {
     const auto text = Files::Real().ReadAll(JoinPath(config_.run.dir, "summary.json"));
-    if (!text.ok()) return;
-    const auto s = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    return nlohmann::json::parse(text.value_or(""), nullptr, /*allow_exceptions=*/false);
+  }
+
+  absl::Status HowItEnded() const {
+    if (supervisor_.ExitCode(kCoordinator) != services::kExitRunFailed) return absl::OkStatus();
+    const nlohmann::json summary = Summary();
+    const bool has_detail = summary.is_object() && summary.value("state", "") == "failed" &&
+                            summary.contains("detail") && summary["detail"].is_string();
+    return absl::AbortedError(absl::StrCat(
+        "the run failed: ", has_detail
+                                ? summary["detail"].get<std::string>()
+                                : TailOf(JoinPath(config_.run.dir, "logs/coordinator.log"), 8)));
+  }
+
+  void PrintSummary() {
+    const nlohmann::json s = Summary();
     if (!s.is_object()) return;
     const auto number = [&s](const char* key) {
       return s.contains(key) && s[key].is_number() ? s[key].get<double>() : -1.0;
@@ -259,6 +299,7 @@ class UpCommand {
   Supervisor supervisor_;
   std::unique_ptr<CoordinatorClient> client_;
   std::string address_;
+  std::map<std::string, int64_t> heard_ns_;  // process → when it was last known to be alive
 };
 
 absl::Status Up(const UpFlags& flags) {

@@ -1,5 +1,7 @@
 #include "services/common/grpc_server.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 
 #include "absl/base/thread_annotations.h"
@@ -34,9 +36,14 @@ class RpcMetrics {
  public:
   explicit RpcMetrics(Metrics* metrics) : metrics_(metrics) {}
 
-  void Began(const std::string& method) { InFlight(method).Add(1); }
+  void Began(const std::string& method) {
+    ++num_in_flight_;
+    InFlight(method).Add(1);
+  }
   void Ended(const std::string& method, int code, double seconds) {
     InFlight(method).Add(-1);
+    last_end_ns_ = Clock::Real().NowNs();
+    --num_in_flight_;
     metrics_
         ->counter("stretto_rpcs_total", "Calls that ended, by method and status code.",
                   {{"method", method}, {"code", StatusName(code)}})
@@ -44,12 +51,22 @@ class RpcMetrics {
     metrics_->histogram("stretto_rpc_seconds", "Duration of calls.", {{"method", method}})
         .Observe(seconds);
   }
+  // Waits for running calls, at most until `deadline_ns`, and then for their clients to have read
+  // the answers: a connection that closes with bytes unread on one side loses those of the other.
+  void AwaitAnswersRead(int64_t deadline_ns) const {
+    Clock& clock = Clock::Real();
+    while (num_in_flight_ > 0 && clock.NowNs() < deadline_ns) clock.SleepNs(kPollNs);
+    const int64_t until_ns = last_end_ns_ + kReadNs;
+    if (until_ns > clock.NowNs()) clock.SleepNs(until_ns - clock.NowNs());
+  }
 
  private:
+  static constexpr int64_t kPollNs = 2'000'000, kReadNs = 250'000'000;
   Gauge InFlight(const std::string& method) {
     return metrics_->gauge("stretto_rpcs_in_flight", "Calls under way.", {{"method", method}});
   }
   Metrics* metrics_;
+  std::atomic<int64_t> num_in_flight_{0}, last_end_ns_{-kReadNs};
 };
 
 class CountingInterceptor final : public grpc::experimental::Interceptor {
@@ -138,7 +155,10 @@ void GrpcServer::SetServing(bool serving) {
 }
 
 void GrpcServer::Shutdown(int64_t grace_ms) {
-  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(grace_ms));
+  const int64_t deadline_ns = Clock::Real().NowNs() + grace_ms * 1'000'000;
+  if (grace_ms > 0) impl_->rpc_metrics->AwaitAnswersRead(deadline_ns);
+  const int64_t left_ns = std::max<int64_t>(deadline_ns - Clock::Real().NowNs(), 0);
+  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::nanoseconds(left_ns));
   impl_->server->Wait();
 }
 }  // namespace stretto::services

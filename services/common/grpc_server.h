@@ -32,7 +32,8 @@ class GrpcServer {
   int port() const;
   // What health checks are told; true from the start.
   void SetServing(bool serving);
-  // Takes no new calls, gives running ones `grace_ms`, then cancels them. Blocks.
+  // Gives running calls `grace_ms` and their clients a moment to read the answers, takes no new
+  // ones, then cancels what is left. Blocks.
   void Shutdown(int64_t grace_ms);
 
  private:

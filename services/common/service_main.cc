@@ -20,8 +20,6 @@
 
 namespace stretto::services {
 namespace {
-constexpr int kExitFault = 1;
-constexpr int kExitUsage = 2;
 
 std::string MemberFile(const std::string& run_dir, const std::string& name) {
   return JoinPath(JoinPath(run_dir, "members"), absl::StrCat(name, ".json"));
@@ -87,7 +85,7 @@ class Process {
     try {
       app.parse(argc, argv);
     } catch (const CLI::ParseError& e) {
-      return app.exit(e) == 0 ? 0 : kExitUsage;
+      return app.exit(e) == 0 ? 0 : kExitWrongUse;
     }
     if (context_.flags.name.empty()) context_.flags.name = DefaultName(service_.kind());
     return std::nullopt;
@@ -96,7 +94,7 @@ class Process {
   int Run() {
     if (absl::Status status = Configure(); !status.ok()) {
       LogError(status.message());
-      return kExitUsage;
+      return kExitWrongUse;
     }
     absl::Status status = Serve();
     if (status.ok()) {
@@ -108,10 +106,12 @@ class Process {
         LogError("stopping: ", status.ToString());
       }
       End();
-    } else {
-      LogError(status.message());
+      return service_.ExitCode(status);
     }
-    return status.ok() ? 0 : kExitFault;
+    LogError(status.message());
+    if (server_ != nullptr) server_->Shutdown(/*grace_ms=*/0);
+    service_.Stop();  // its threads use what this object owns
+    return kExitFault;
   }
 
  private:

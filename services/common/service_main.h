@@ -17,7 +17,8 @@
 // SIGINT, the run's end or a fatal fault → not serving, Leave, Drain(), server shutdown, Stop().
 // A second signal ends the process at once, as does any signal before the server runs.
 // Exit codes: 0 a wanted end, 1 a fault (the last log line says which), 2 wrong flags or run file,
-// 130 a second signal.
+// 3 the run has failed (of a coordinator: starting it again would change nothing), 130 a second
+// signal.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,7 @@
 
 #include "absl/status/statusor.h"
 #include "config/run_config.h"
+#include "services/common/exit_codes.h"
 #include "services/common/fence.h"
 #include "services/common/metrics.h"
 #include "services/common/stop_signal.h"
@@ -88,8 +90,10 @@ class Service {
   virtual void OnServing(const std::string& address) { (void)address; }
   // Takes no new work and makes running calls end soon; at most `timeout_ms`.
   virtual void Drain(int64_t timeout_ms) { (void)timeout_ms; }
-  // Called when no call runs any more.
+  // Called when no call runs any more, also after a Start() or a server start that failed.
   virtual void Stop() {}
+  // Of a process that ends because of `reason`.
+  virtual int ExitCode(const absl::Status& reason) const { return reason.ok() ? 0 : kExitFault; }
 };
 
 // Runs the service; the process's exit code. Call it from the first thread, before others exist.

@@ -104,7 +104,11 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(const RunConfig&
 }
 
 absl::Status Coordinator::Open() {
-  const DatasetOptions options{.skip_bad_lines = config_.data.on_bad_line == "skip"};
+  DatasetOptions options{.skip_bad_lines = config_.data.on_bad_line == "skip"};
+  for (const RewardSpec& reward : config_.rewards) {
+    if (reward.type != "exact" && reward.type != "integer" && reward.type != "numeric") continue;
+    options.required_fields[reward.answer_field] = absl::StrCat("the reward `", reward.type, "`");
+  }
   ASSIGN_OR_RETURN(train_, ReadDataset(config_.data.train, options));
   if (!config_.data.eval.empty()) {
     ASSIGN_OR_RETURN(eval_, ReadDataset(config_.data.eval, options));
@@ -345,6 +349,7 @@ double Coordinator::SessionSeconds() const {
 void Coordinator::PublishStatus() {
   v1::RunStatus status;
   status.set_run_id(journal_->run_id());
+  status.set_run_dir(config_.run.dir);
   status.set_state(journal_->status().ok() ? StateOf(core_->phase()) : v1::RUN_STATE_FAILED);
   status.set_detail(core_->detail());
   status.set_phase(ended_ns_ >= 0 ? "" : core_->activity());

@@ -354,6 +354,6 @@ std::string Core::detail() const {
     });
     if (!has_one) absl::StrAppend(&missing, missing.empty() ? "waiting for " : ", ", name);
   }
-  return missing;
+  return missing.empty() ? no_reward_ : missing;
 }
 }  // namespace stretto::services

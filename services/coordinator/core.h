@@ -78,7 +78,9 @@ class Core {
   // min_version: the oldest version that wrote one of the group's tokens.
   bool OnGenerated(const GenerateGroup& asked, const absl::Status& status, int64_t min_version,
                    int64_t now_ns);
-  // A reward that failed is not OK with code ABORTED: a failure of the group, not of the scorer.
+  // A reward that failed is not OK with code ABORTED: a failure of the group, which is replaced
+  // when it fails again. Any other code says that the scorer or whoever it asks is out of reach:
+  // the group waits for as long as that lasts.
   bool OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t now_ns);
   void OnPrepared(const PrepareVersion& asked, const absl::Status& status, int64_t now_ns);
   void OnCommitted(const CommitVersion& asked, const absl::Status& status, int64_t now_ns);
@@ -177,5 +179,6 @@ class Core {
   bool paused_ = false, stopping_ = false, ended_ = false;
   absl::Status end_status_;
   std::string end_detail_, last_note_;
+  std::string no_reward_;  // why the newest score could not be had; empty after one that could
 };
 }  // namespace stretto::services

@@ -267,6 +267,7 @@ bool Core::OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t
   --scorer->num_in_flight;
   const int64_t later_ns = now_ns + options_.retry_ns;
   if (status.ok()) {
+    no_reward_.clear();
     Requeue(group, GroupState::kScored, 0);
   } else if (absl::IsAborted(status) || absl::IsInvalidArgument(status)) {
     if (++group->num_score_failures >= options_.max_score_attempts) {
@@ -275,7 +276,8 @@ bool Core::OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t
       Requeue(group, GroupState::kGenerated, later_ns);
     }
   } else {
-    Note(absl::StrCat("group ", group->id, " at ", asked.member, ": ", status.message()));
+    no_reward_ = absl::StrCat("scoring fails at ", asked.member, ": ", status.message());
+    Note(no_reward_);
     scorer->not_before_ns = later_ns;
     Requeue(group, GroupState::kGenerated, later_ns);
   }

@@ -143,6 +143,36 @@ TEST_CASE("a failed reward is tried again, then its group is replaced") {
   CHECK(Only<TokenizePrompts>(b.Take()).size() == 1);
 }
 
+TEST_CASE("while nobody can be asked for a reward, groups wait and the run says why") {
+  Bench b({.max_group_replacements = 1});
+  for (const auto& g : Only<GenerateGroup>(b.Tokenize(b.Sync()))) {
+    b.core.OnGenerated(g, absl::OkStatus(), 0, 0);
+  }
+  std::vector<ScoreGroup> asked = Only<ScoreGroup>(b.Take());
+  for (int64_t second = 0; second < 100; ++second) {
+    b.core.OnHeartbeat("t", 1, second * kSecond);
+    b.core.OnHeartbeat("g", 1, second * kSecond);
+    b.core.OnHeartbeat("s", 1, second * kSecond);
+    b.core.OnTick(second * kSecond);
+    for (const auto& s : Only<ScoreGroup>(b.Take())) asked.push_back(s);
+    REQUIRE_FALSE(asked.empty());
+    for (const auto& s : asked) {
+      b.core.OnScored(s, absl::UnavailableError("reward service x:1"), second * kSecond);
+    }
+    asked.clear();
+  }
+  CHECK(b.core.num_rejected() == 0);
+  CHECK(b.core.phase() == RunPhase::kWaiting);
+  CHECK(absl::StrContains(b.core.detail(), "reward service x:1"));
+  b.Take();
+  b.core.OnTick(100 * kSecond);
+  asked = Only<ScoreGroup>(b.Take());
+  REQUIRE(asked.size() == 2);
+  for (const auto& s : asked) CHECK(b.core.OnScored(s, absl::OkStatus(), 100 * kSecond));
+  CHECK(b.core.detail().empty());
+  CHECK(Only<TakeStep>(b.Take()).size() == 1);
+}
+
 TEST_CASE("a trainer of another run, or ahead of the journal, is refused") {
   Core core(Bench::Defaults({}), {});
   CHECK_FALSE(core.OnRegister("t", PoolKind::kTrainer, "t:1", {7, "x"}, 0).ok());

@@ -25,9 +25,7 @@ std::string MessageFault(const json& message) {
   return "";
 }
 
-std::string LineFault(const json& line) {
-  if (line.is_discarded()) return "not valid JSON";
-  if (!line.is_object()) return "expected a JSON object";
+std::string PromptFault(const json& line) {
   const bool has_prompt = line.contains("prompt"), has_messages = line.contains("messages");
   if (has_prompt == has_messages) return "expected either `prompt` or `messages`";
   if (has_prompt) return line["prompt"].is_string() ? "" : "`prompt` is not a text";
@@ -36,6 +34,16 @@ std::string LineFault(const json& line) {
   }
   for (const json& message : line["messages"]) {
     if (std::string fault = MessageFault(message); !fault.empty()) return fault;
+  }
+  return "";
+}
+
+std::string LineFault(const json& line, const DatasetOptions& options) {
+  if (line.is_discarded()) return "not valid JSON";
+  if (!line.is_object()) return "expected a JSON object";
+  if (std::string fault = PromptFault(line); !fault.empty()) return fault;
+  for (const auto& [field, user] : options.required_fields) {
+    if (!line.contains(field)) return absl::StrCat("no `", field, "`, which ", user, " needs");
   }
   return "";
 }
@@ -56,7 +64,7 @@ absl::StatusOr<Dataset> ParseDataset(const std::string& text, const std::string&
     line = absl::StripAsciiWhitespace(line);
     if (line.empty()) continue;
     const json parsed = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
-    if (const std::string fault = LineFault(parsed); !fault.empty()) {
+    if (const std::string fault = LineFault(parsed, options); !fault.empty()) {
       const std::string message = absl::StrCat(name, ":", number, ": ", fault);
       if (!options.skip_bad_lines) {
         return absl::InvalidArgumentError(

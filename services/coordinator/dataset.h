@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,8 @@ struct Dataset {
 
 struct DatasetOptions {
   bool skip_bad_lines = false;  // otherwise the first one is the error
+  // What each line must have beside its prompt: field → who needs it, for the message.
+  std::map<std::string, std::string> required_fields = {};
 };
 
 // Reads a whole file. INVALID_ARGUMENT: a malformed line (file, line number, what is wrong), or no

@@ -269,6 +269,13 @@ TEST_CASE("datasets are read line by line and bad lines are named") {
   REQUIRE_OK(marked);
   CHECK(marked->lines[0] == "{\"prompt\": \"a\"}");
   CHECK_FALSE(ReadDataset("/nonexistent.jsonl", {}).ok());
+  const auto lacking =
+      ParseDataset("{\"prompt\":\"a\",\"answer\":1}\n{\"prompt\":\"b\"}\n", "d.jsonl",
+                   {.required_fields = {{"answer", "the reward `integer`"}}});
+  CHECK(lacking.status().message() ==
+        "d.jsonl:2: no `answer`, which the reward `integer` needs (data.on_bad_line: skip leaves "
+        "such "
+        "lines out)");
 }
 }  // namespace
 }  // namespace stretto::services

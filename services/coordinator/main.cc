@@ -26,6 +26,10 @@ class CoordinatorProgram : public Service {
   std::vector<grpc::Service*> grpc_services() override { return {service_.get()}; }
   void Drain(int64_t) override { coordinator_->StopAndWait(kStopTimeoutMs); }
   void Stop() override { coordinator_ = nullptr; }
+  // What ends a coordinator that serves is its run.
+  int ExitCode(const absl::Status& reason) const override {
+    return reason.ok() ? 0 : kExitRunFailed;
+  }
 
  private:
   std::unique_ptr<Coordinator> coordinator_;

@@ -148,7 +148,10 @@ absl::Status ApplyScores(const v1::ScoreResponse& response, bool want_reference_
       return rollout.sample_index == score.sample_index();
     });
     if (it == rollouts->end()) return absl::InternalError(which + "was not asked about");
-    if (!score.error().empty()) return absl::AbortedError(which + score.error());
+    if (!score.error().empty()) {
+      return score.is_retryable() ? absl::UnavailableError(score.error())
+                                  : absl::AbortedError(which + score.error());
+    }
     if (!std::isfinite(score.reward())) return absl::AbortedError(which + "reward is not finite");
     it->reward = score.reward();
     it->components.clear();

@@ -38,7 +38,8 @@ class RolloutCollector {
 };
 
 // Puts a scorer's answer beside the rollouts it is about. ABORTED: a reward could not be had (the
-// message says of which completion and why); INTERNAL: an answer that does not fit the question.
+// message says of which completion and why); UNAVAILABLE: nor could anybody be asked; INTERNAL: an
+// answer that does not fit the question.
 absl::Status ApplyScores(const v1::ScoreResponse& response, bool want_reference_logprobs,
                          std::vector<RolloutRecord>* rollouts);
 

@@ -77,6 +77,8 @@ TEST_CASE("a failed reward is never a score") {
   CHECK(absl::IsAborted(ApplyScores(response, true, &rollouts)));
   response.mutable_scores(0)->set_error("service is down");
   CHECK(absl::StrContains(ApplyScores(response, true, &rollouts).message(), "service is down"));
+  response.mutable_scores(0)->set_is_retryable(true);
+  CHECK(absl::IsUnavailable(ApplyScores(response, true, &rollouts)));
   response.mutable_scores()->RemoveLast();
   CHECK(absl::IsInternal(ApplyScores(response, true, &rollouts)));
 }

@@ -112,6 +112,7 @@ class ScorerServiceImpl final : public v1::Scorer::Service {
       scored_.Add();
     } else {
       score->set_error(judgement.status.ToString());
+      score->set_is_retryable(absl::IsUnavailable(judgement.status));
       ++num_errors_;
       failed_.Add();
     }

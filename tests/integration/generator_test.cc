@@ -228,7 +228,10 @@ TEST_CASE("health, metrics, draining and an orderly end") {
   const auto has = [&](const char* text) {
     return HttpGet(metrics_port, "/metrics").find(text) != std::string::npos;
   };
-  CHECK(has("stretto_rpcs_total{code=\"OK\",method=\"stretto.v1.Generator/Generate\"} 1"));
+  // A call is counted when the server has let go of it: a moment after the client saw its end.
+  CHECK(Eventually([&] {
+    return has("stretto_rpcs_total{code=\"OK\",method=\"stretto.v1.Generator/Generate\"} 1");
+  }));
   CHECK(Eventually([&] { return has("stretto_generator_tokens_total"); }));
 
   SECTION("drained, it takes no new work and says so") {
@@ -247,6 +250,8 @@ TEST_CASE("health, metrics, draining and an orderly end") {
     server.process->Signal(SIGTERM);
     CHECK(server.process->WaitForExit(10000) == 0);
     call.join();
+    INFO(result.status.error_code() << ": " << result.status.error_message());
+    INFO(server.process->Log());
     CHECK(result.status.ok());
     int num_aborted = 0;
     for (const auto& [index, completion] : result.completions) {
@@ -272,8 +277,10 @@ TEST_CASE("a generator that cannot start says why and exits with 1 or 2") {
   };
   SECTION("the port is in use") {
     Server other;
-    CHECK(run({"--model", model, "--chat-format", "none", "--port", absl::StrCat(other.port)}) ==
-          1);
+    const int code =
+        run({"--model", model, "--chat-format", "none", "--port", absl::StrCat(other.port)});
+    INFO(ReadLog(log));
+    CHECK(code == 1);
     CHECK(log_has("the port is in use"));
   }
   SECTION("there is no such model") {

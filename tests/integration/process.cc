@@ -101,13 +101,19 @@ std::string Process::Log() const {
 }
 
 int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = Loopback(0);
-  socklen_t size = sizeof(address);
-  STRETTO_CHECK(bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0);
-  STRETTO_CHECK(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0);
-  close(fd);
-  return ntohs(address.sin_port);
+  // Below the range from which the system serves port 0, so that nobody is given it meanwhile.
+  constexpr int kFirst = 18000, kNum = 14000;
+  static int next = static_cast<int>(getpid()) * 37 % kNum;
+  for (int i = 0; i < kNum; ++i) {
+    const int port = kFirst + (next++ % kNum);
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address = Loopback(port);
+    const bool is_free = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+    close(fd);
+    if (is_free) return port;
+  }
+  STRETTO_CHECK(false);
+  return -1;
 }
 
 bool WaitForPort(Process& process, int port, int64_t timeout_ms) {

@@ -4,11 +4,13 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/philox.h"
 #include "nlohmann/json.hpp"
 #include "stretto/v1/coordinator.grpc.pb.h"
 #include "tests/integration/client.h"
+#include "tests/integration/reward_server.h"
 #include "tests/integration/test_run.h"
 
 namespace stretto::testing {
@@ -214,13 +216,42 @@ TEST_CASE("a KL term, and prompts that are too long") {
   CHECK(summary["last_step"].contains("kl"));
 }
 
-TEST_CASE("a reward service that is down is never a score of zero") {
+TEST_CASE("a run waits for its reward service, and says so") {
+  const int port = FreePort();
   TestRunOptions options = Options();
-  options.rewards = absl::StrCat("rewards: [{type: service, address: '127.0.0.1:", FreePort(),
-                                 "', timeout_ms: 200, max_attempts: 1}]\n");
+  options.rewards = absl::StrCat("rewards: [{type: service, address: '127.0.0.1:", port,
+                                 "', timeout_ms: 2000, max_attempts: 1}]\n");
+  Cluster cluster({"train.max_group_replacements=1", "train.steps=2"}, options);
+  cluster.StartAll();
+  REQUIRE(Eventually(
+      [&] { return cluster.Status().detail().find("reward service") != std::string::npos; },
+      60000));
+  CHECK(cluster.Status().state() == v1::RUN_STATE_WAITING);
+  {
+    RewardServer server(port);
+    REQUIRE(server.is_up());
+    REQUIRE(Eventually([&] { return cluster.Status().step() >= 1; }, 60000));
+  }
+  // Down again: no group is given up, none is scored 0.
+  Clock::Real().SleepNs(1'000'000'000);
+  RewardServer server(port);
+  REQUIRE(server.is_up());
+  const json summary = cluster.Finish();
+  CHECK(summary["steps"] == 2);
+  CHECK(summary["rejected_groups"] == 0);
+}
+
+TEST_CASE("a reward that cannot be had is never a score of zero") {
+  const int port = FreePort();
+  TestRunOptions options = Options();
+  options.rewards = absl::StrCat("rewards: [{type: service, address: '127.0.0.1:", port,
+                                 "', timeout_ms: 2000, max_attempts: 1}]\n");
+  RewardServer server(port);
+  REQUIRE(server.is_up());
+  server.mode = RewardServer::Mode::kNan;
   Cluster cluster({"train.max_group_replacements=4", "eval.before=false"}, options);
   cluster.StartAll();
-  CHECK(cluster.Of("coordinator").WaitForExit(60000) == 1);
+  CHECK(cluster.Of("coordinator").WaitForExit(60000) == 3);
   const json summary = cluster.Summary();
   INFO(summary.dump(2));
   CHECK(summary["state"] == "failed");
@@ -232,7 +263,7 @@ TEST_CASE("a reward service that is down is never a score of zero") {
 TEST_CASE("a run that must replace too much stops and says why") {
   Cluster cluster({"data.max_prompt_tokens=1", "train.max_group_replacements=3"});
   cluster.StartAll();
-  CHECK(cluster.Of("coordinator").WaitForExit(60000) == 1);
+  CHECK(cluster.Of("coordinator").WaitForExit(60000) == 3);
   const json summary = cluster.Summary();
   CHECK(summary["state"] == "failed");
   const std::string detail = summary["detail"];

@@ -1,0 +1,8 @@
+// How a service's process ends, for whoever started it.
+#pragma once
+
+namespace stretto::services {
+inline constexpr int kExitFault = 1;      // the last line of the log says which
+inline constexpr int kExitWrongUse = 2;   // wrong flags or run file
+inline constexpr int kExitRunFailed = 3;  // a coordinator's: starting it again changes nothing
+}  // namespace stretto::services
