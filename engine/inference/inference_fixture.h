@@ -103,7 +103,8 @@ struct Result {
            Same(sampling_logprobs, other.sampling_logprobs) && end.reason == other.end.reason;
   }
   static bool Same(const std::vector<float>& a, const std::vector<float>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    return a.size() == b.size() &&
+           (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
   }
 };
 using Results = std::map<uint64_t, Result>;
