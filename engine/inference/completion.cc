@@ -45,10 +45,10 @@ Completion::Completion(Request request, int32_t max_size, absl::Span<const int32
   if (watcher_ != nullptr) text_reported_ = watcher_->text().size();
 }
 
-float Completion::NextUniform() const {
+float Completion::NextUniform(int32_t ahead) const {
   const DrawIdentity& d = request_.draw;
   return UniformFloat(
-      {d.run_seed, d.prompt_id, d.sample_index, static_cast<uint32_t>(num_tokens()), 0});
+      {d.run_seed, d.prompt_id, d.sample_index, static_cast<uint32_t>(num_tokens() + ahead), 0});
 }
 
 std::optional<FinishReason> Completion::EndsAtStart() const {

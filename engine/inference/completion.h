@@ -29,10 +29,12 @@ class Completion : public Sequence {
   const Request& request() const { return request_; }
   int32_t num_prompt() const { return num_prompt_; }
   int32_t num_tokens() const { return size() - num_prompt_; }
-  // The draw of the next token.
-  float NextUniform() const;
+  // The draw of the next token, or of the one that comes `ahead` tokens after it.
+  float NextUniform(int32_t ahead = 0) const;
   // Whether stop ids must not be drawn yet.
-  bool MasksStopIds() const { return num_tokens() < request_.sampling.min_tokens; }
+  bool MasksStopIds(int32_t ahead = 0) const {
+    return num_tokens() + ahead < request_.sampling.min_tokens;
+  }
 
   // Why the forced prefix alone ends the completion, if it does.
   std::optional<FinishReason> EndsAtStart() const;

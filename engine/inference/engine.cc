@@ -15,6 +15,7 @@
 #include "engine/inference/completion.h"
 #include "engine/inference/sampler.h"
 #include "engine/inference/scheduler.h"
+#include "engine/inference/speculation.h"
 #include "engine/inference/validation.h"
 #include "engine/model/transformer.h"
 
@@ -26,10 +27,12 @@ struct LiveWeights {
   ServedWeights served;
 };
 
-// A token that a step drew.
+// A token that a step drew: from the logits of the completion's last token (index 0) or of its
+// draft, in this order. It is valid if the drafted tokens up to its row were drawn.
 struct Draw {
   Completion* completion = nullptr;
   int64_t version = 0;
+  int32_t index = 0, num_drafted = 0;
 };
 
 // Adds the time since the last lap to a sum.
@@ -82,6 +85,9 @@ class EngineImpl final : public InferenceEngine {
   void RunPlan(const StepPlan& plan, const LiveWeights& live, Stopwatch& watch);
   void CopyBlocks(const StepPlan& plan);
   void CountPlan(const StepPlan& plan);
+  absl::Span<const int32_t> WithDraft(const PlannedRows& rows, size_t i);
+  void AddDraws(Completion& completion, absl::Span<const int32_t> tokens, int32_t num_drafted,
+                int32_t last_row, int64_t version);
   void Deliver();
   void End(Completion& completion, FinishReason reason, absl::Status status,
            std::vector<Event>& events);
@@ -97,13 +103,15 @@ class EngineImpl final : public InferenceEngine {
   std::unique_ptr<Workspace> workspace_;
   std::unique_ptr<Sampler> sampler_;
   Scheduler scheduler_;
+  std::unique_ptr<Speculator> speculator_;  // if wanted
   absl::flat_hash_map<uint64_t, std::unique_ptr<Completion>> completions_;
   bool paused_ = false, draining_ = false;
   EngineStats stats_;
 
   // Of the current step; reused.
   BatchBuilder batch_;
-  std::vector<int32_t> last_row_;  // by entry of the plan
+  std::vector<int32_t> last_row_;                 // by entry of the plan
+  std::vector<std::vector<int32_t>> with_draft_;  // the same
   std::vector<SampleRequest> sample_requests_;
   std::vector<Draw> draws_;
   std::vector<Sampled> sampled_;
@@ -117,6 +125,10 @@ absl::Status EngineImpl::Allocate(int64_t num_blocks) {
   WorkspaceLimits limits;
   limits.max_rows = options_.max_tokens_per_step;
   limits.max_logits_rows = limits.max_sequences = options_.max_running;
+  if (options_.speculation.kind != SpeculationKind::kOff) {
+    limits.max_logits_rows += options_.speculation.max_drafted_rows;
+    ASSIGN_OR_RETURN(speculator_, Speculator::Create(model_, options_, num_blocks));
+  }
   limits.max_blocks_per_sequence =
       std::min((limits_.max_context + kBlockTokens - 1) / kBlockTokens, num_blocks);
   ASSIGN_OR_RETURN(workspace_,
@@ -217,6 +229,7 @@ void EngineImpl::End(Completion& completion, FinishReason reason, absl::Status s
   completion.Finish(reason, std::move(status), events);
   ++(reason == FinishReason::kAborted ? stats_.num_aborted : stats_.num_finished);
   scheduler_.Remove(&completion);
+  if (speculator_ != nullptr) speculator_->Forget(completion);
   completions_.erase(completion.id());
 }
 
@@ -229,6 +242,7 @@ absl::Span<const Event> EngineImpl::Step() {
   if (paused_ || !scheduler_.has_work()) return events_;
   Stopwatch watch;
   const StepPlan& plan = scheduler_.Plan();
+  if (speculator_ != nullptr) speculator_->Extend(scheduler_);
   CountPlan(plan);
   watch.Lap(stats_.schedule_seconds);
   CopyBlocks(plan);
@@ -255,19 +269,17 @@ void EngineImpl::RunPlan(const StepPlan& plan, const LiveWeights& live, Stopwatc
   batch_.Clear();
   sample_requests_.clear();
   last_row_.resize(plan.rows.size());
+  if (with_draft_.size() < plan.rows.size()) with_draft_.resize(plan.rows.size());
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const PlannedRows& rows = plan.rows[i];
     auto* completion = static_cast<Completion*>(rows.sequence);
     if (completion->epoch != live.epoch) continue;
+    const absl::Span<const int32_t> tokens = WithDraft(rows, i);
     last_row_[i] = rows.fork_of >= 0 ? last_row_[rows.fork_of]
-                                     : batch_.AddRows(completion->tokens, rows.begin, rows.count,
+                                     : batch_.AddRows(tokens, rows.begin, rows.count + rows.drafted,
                                                       completion->blocks);
     if (!rows.samples) continue;
-    batch_.AddLogits(last_row_[i]);
-    sample_requests_.push_back({&completion->request().sampling, completion->NextUniform(),
-                                completion->tokens, completion->num_prompt(),
-                                completion->MasksStopIds()});
-    draws_.push_back({completion, live.served.version});
+    AddDraws(*completion, tokens, rows.drafted, last_row_[i], live.served.version);
   }
   if (batch_.num_rows() == 0) return;
   watch.Lap(stats_.other_seconds);
@@ -281,21 +293,50 @@ void EngineImpl::RunPlan(const StepPlan& plan, const LiveWeights& live, Stopwatc
   watch.Lap(stats_.sample_seconds);
 }
 
+// The tokens of the sequence in plan entry `i` and its draft; valid until the next step.
+absl::Span<const int32_t> EngineImpl::WithDraft(const PlannedRows& rows, size_t i) {
+  const Sequence& s = *rows.sequence;
+  if (rows.drafted == 0) return s.tokens;
+  with_draft_[i].assign(s.tokens.begin(), s.tokens.end());
+  with_draft_[i].insert(with_draft_[i].end(), s.draft.begin(), s.draft.end());
+  return with_draft_[i];
+}
+
+// Asks for a token after the completion's last one and after each drafted one: every position is
+// drawn as if the tokens before it were there for good.
+void EngineImpl::AddDraws(Completion& completion, absl::Span<const int32_t> tokens,
+                          int32_t num_drafted, int32_t last_row, int64_t version) {
+  for (int32_t k = 0; k <= num_drafted; ++k) {
+    batch_.AddLogits(last_row - num_drafted + k);
+    sample_requests_.push_back({&completion.request().sampling, completion.NextUniform(k),
+                                tokens.first(static_cast<size_t>(completion.size() + k)),
+                                completion.num_prompt(), completion.MasksStopIds(k)});
+    draws_.push_back({&completion, version, k, num_drafted});
+  }
+}
+
 void EngineImpl::Deliver() {
+  bool next_is_valid = false;
   for (size_t i = 0; i < draws_.size(); ++i) {
-    Completion& completion = *draws_[i].completion;
+    const Draw& draw = draws_[i];
+    if (draw.index > 0 && !next_is_valid) continue;  // behind a token that wasn't drawn, or the end
+    next_is_valid = false;
+    Completion& completion = *draw.completion;
     const Sampled& sampled = sampled_[i];
     if (!std::isfinite(sampled.logprob)) {
       End(completion, FinishReason::kError,
-          absl::InternalError(absl::StrCat("the logits of version ", draws_[i].version,
+          absl::InternalError(absl::StrCat("the logits of version ", draw.version,
                                            " are not finite at token ", completion.num_tokens())),
           events_);
       continue;
     }
-    scheduler_.Append(&completion, sampled.token);
+    const bool accepted = scheduler_.Append(&completion, sampled.token);
+    if (draw.index < draw.num_drafted) speculator_->Verified(completion, draw.index, accepted);
     ++stats_.tokens_generated;
-    if (const auto reason = completion.Accept(sampled, draws_[i].version, events_)) {
+    if (const auto reason = completion.Accept(sampled, draw.version, events_)) {
       End(completion, *reason, absl::OkStatus(), events_);
+    } else {
+      next_is_valid = accepted;
     }
   }
 }
@@ -365,6 +406,7 @@ EngineStats EngineImpl::stats() const {
   stats.blocks_total = scheduler_.pool().num_blocks();
   stats.blocks_used = scheduler_.pool().num_used();
   stats.blocks_cached = scheduler_.num_cached_blocks();
+  if (speculator_ != nullptr) stats.speculation = speculator_->stats();
   return stats;
 }
 
@@ -380,6 +422,7 @@ absl::Status ValidateOptions(const Transformer& model, const ServedWeights& weig
     return absl::InvalidArgumentError(
         absl::StrCat("max_live_versions is ", options.max_live_versions, ": expected 1 or more"));
   }
+  RETURN_IF_ERROR(ValidateSpeculation(model, options.speculation));
   for (const int32_t id : options.eos_ids) {
     if (id >= 0 && id < model.config().vocab_size) continue;
     return absl::InvalidArgumentError(

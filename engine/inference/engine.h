@@ -6,8 +6,8 @@
 //               └─ preempted ◄───────────┘   (blocks freed; recomputed to the same bits)
 //
 // A token's id and log-prob are a pure function of its prefix, the weights' version, its sampling
-// parameters and its draw identity: not of its company, chunking, cache hits, preemptions or
-// threads.
+// parameters and its draw identity: not of its company, chunking, cache hits, preemptions,
+// speculation or threads.
 //
 // Threads: single-threaded. All calls come from one owner thread at a time; the device spreads the
 // tensor work. A service wraps the engine in a loop: apply commands, Step(), deliver events.
@@ -24,6 +24,7 @@
 #include "absl/types/span.h"
 #include "engine/device/device.h"
 #include "engine/inference/request.h"
+#include "engine/inference/speculation_options.h"
 
 namespace stretto::engine {
 class ModelWeights;
@@ -59,6 +60,7 @@ struct EngineOptions {
   int64_t max_queued_tokens = int64_t{64} << 20;
   bool prefix_cache = true;
   int32_t max_live_versions = 2;  // with SwapPolicy::kFinish
+  SpeculationOptions speculation;
   std::vector<int32_t> eos_ids;
   TextDecoderFactory text_decoder;  // may be empty: stop strings and text are then refused
 };
@@ -71,6 +73,7 @@ struct EngineStats {
   int64_t prompt_tokens_cached = 0;    // rows saved by prefix cache and group sharing
   int64_t tokens_generated = 0;
   int64_t num_preemptions = 0, num_finished = 0, num_aborted = 0, num_steps = 0, num_swaps = 0;
+  SpeculationStats speculation;
   double schedule_seconds = 0, forward_seconds = 0, sample_seconds = 0, other_seconds = 0;
 };
 

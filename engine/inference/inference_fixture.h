@@ -28,17 +28,20 @@ struct Model {
   std::unique_ptr<Transformer> transformer;
 
   // The same seed gives the same weights on every backend. The embedding of token `nan_id` is not a
-  // number.
-  std::shared_ptr<const ModelWeights> Weights(uint64_t seed, int64_t nan_id = -1) const {
+  // number. With `noise`, weights beside those of the seed, as far as that times their size.
+  std::shared_ptr<const ModelWeights> Weights(uint64_t seed, int64_t nan_id = -1,
+                                              double noise = 0) const {
     const auto stream = device->CreateStream();
-    const ParameterReader reader = [seed, nan_id](const Parameter& p, DType dtype, void* dst) {
+    const ParameterReader reader = [=](const Parameter& p, DType dtype, void* dst) {
       PhiloxStream random(seed, std::hash<std::string>()(p.spec.name));
+      PhiloxStream random_noise(~seed, std::hash<std::string>()(p.spec.name));
       const bool norm = p.spec.name.find("norm") != std::string::npos;
       const bool embedding = p.spec.name.find("embed") != std::string::npos;
       const double scale = embedding ? 0.35 : 1.5 / std::sqrt(static_cast<double>(p.view.cols));
       for (int64_t i = 0; i < p.view.size(); ++i) {
         auto value = static_cast<float>(norm ? 1.0 + 0.1 * random.NextGaussian()
                                              : scale * random.NextGaussian());
+        if (noise > 0) value += static_cast<float>(noise * scale * random_noise.NextGaussian());
         if (embedding && i / p.view.cols == nan_id) value = std::nanf("");
         if (dtype == DType::kF32) {
           static_cast<float*>(dst)[i] = value;
@@ -108,6 +111,25 @@ struct Result {
   }
 };
 using Results = std::map<uint64_t, Result>;
+
+// Much is drafted, whatever it costs: by the looks of the text, or by a model of the same shape
+// whose weights differ from those of seed 1 by `noise`.
+inline SpeculationOptions EagerNgrams(int32_t min_match = 1, int32_t max_draft = 8) {
+  SpeculationOptions options;
+  options.kind = SpeculationKind::kNgram;
+  options.min_match = min_match;
+  options.max_draft = max_draft;
+  options.row_cost = 1e-6f;
+  return options;
+}
+inline SpeculationOptions EagerModel(const Model& model, double noise, int32_t max_draft = 8) {
+  SpeculationOptions options = EagerNgrams(1, max_draft);
+  options.kind = SpeculationKind::kModel;
+  options.draft_cost = 1e-6f;
+  options.draft_model = model.transformer.get();
+  options.draft_weights = model.Weights(1, -1, noise);
+  return options;
+}
 
 inline void Collect(absl::Span<const Event> events, Results& results) {
   for (const Event& event : events) {

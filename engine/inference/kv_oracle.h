@@ -44,19 +44,22 @@ class KvOracle {
   Slot& At(const Sequence& s, int32_t position) {
     return At(s.blocks[position / kBlockTokens], position % kBlockTokens);
   }
+  static int32_t Token(const Sequence& s, int32_t position) {
+    return position < s.size() ? s.tokens[position] : s.draft[position - s.size()];
+  }
   void Write(const PlannedRows& rows) {
     const Sequence& s = *rows.sequence;
     uint64_t prefix = 0;
-    for (int32_t p = 0; p < rows.begin + rows.count; ++p) {
-      prefix = Extend(prefix, s.tokens[p]);
+    for (int32_t p = 0; p < rows.begin + rows.count + rows.drafted; ++p) {
+      prefix = Extend(prefix, Token(s, p));
       if (p >= rows.begin) At(s, p) = {prefix, s.epoch};
     }
   }
   bool Read(const PlannedRows& rows) {
     const Sequence& s = *rows.sequence;
     uint64_t prefix = 0;
-    for (int32_t p = 0; p < rows.begin + rows.count; ++p) {
-      prefix = Extend(prefix, s.tokens[p]);
+    for (int32_t p = 0; p < rows.begin + rows.count + rows.drafted; ++p) {
+      prefix = Extend(prefix, Token(s, p));
       const Slot& slot = At(s, p);
       if (slot.prefix != prefix || (!s.mixed && slot.epoch != s.epoch)) return false;
     }

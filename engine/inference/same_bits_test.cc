@@ -1,6 +1,6 @@
 // The promise of the engine as a property: a request's ids and log-probs have the same bits alone
-// and in any company, with any chunking, cache, preemption, group, thread count, and resumed
-// elsewhere.
+// and in any company, with any chunking, cache, preemption, group, thread count, speculated or not,
+// and resumed elsewhere.
 #include <catch2/catch.hpp>
 
 #include "engine/inference/inference_fixture.h"
@@ -8,6 +8,8 @@
 
 namespace stretto::engine {
 namespace {
+using testing::EagerModel;
+using testing::EagerNgrams;
 using testing::MakeModel;
 using testing::Model;
 using testing::RandomRequest;
@@ -50,6 +52,18 @@ EngineOptions RandomOptions(PhiloxStream& random) {
   return options;
 }
 
+// Any kind of speculation, or none, with any number of blocks for the draft model.
+SpeculationOptions RandomSpeculation(const Model& model, PhiloxStream& random) {
+  const auto max_draft = static_cast<int32_t>(1 + random.Below(kMaxDraft));
+  SpeculationOptions options;
+  const size_t kind = random.Below(7);
+  if (kind >= 1 && kind <= 3) options = EagerNgrams(static_cast<int32_t>(kind), max_draft);
+  if (kind > 3) options = EagerModel(model, 0.05 * static_cast<double>(kind - 4), max_draft);
+  options.max_drafted_rows = 1 + static_cast<int32_t>(random.Below(100));
+  options.draft_kv_blocks = static_cast<int64_t>(random.Below(random.Below(2) == 0 ? 10 : 200));
+  return options;
+}
+
 // A request whose first tokens another engine wrote.
 Request Resumed(const Case& c, size_t num_tokens) {
   Request r = c.request;
@@ -69,8 +83,13 @@ Result Tail(const Result& result, size_t from) {
 
 // All requests at once, some resumed, arriving over time. Returns the number of those that differ.
 int CountDifferent(const Model& model, const std::vector<Case>& cases, PhiloxStream& random,
-                   EngineStats* stats) {
-  const auto engine = model.Engine(RandomOptions(random));
+                   EngineStats* stats, bool speculate = false) {
+  EngineOptions options = RandomOptions(random);
+  if (speculate) {
+    options.speculation = RandomSpeculation(model, random);
+    options.max_tokens_per_step += static_cast<int32_t>(random.Below(100));
+  }
+  const auto engine = model.Engine(options);
   Results results;
   std::vector<size_t> cut(cases.size(), 0);
   for (size_t i = 0; i < cases.size(); ++i) {
@@ -89,23 +108,28 @@ int CountDifferent(const Model& model, const std::vector<Case>& cases, PhiloxStr
   return different;
 }
 
-void CheckSameBits(const std::string& backend, DType dtype, int num_cases, int num_rounds) {
+void CheckSameBits(const std::string& backend, DType dtype, int num_cases, int num_rounds,
+                   bool speculate = false) {
   PhiloxStream random(::stretto::testing::Seed());
   INFO("seed " << ::stretto::testing::Seed() << ", " << backend << ", " << Name(dtype));
   const std::vector<Case> cases = MakeCases(MakeModel(backend, 1, dtype), random, num_cases);
-  int64_t preempted = 0, cached = 0;
+  int64_t preempted = 0, cached = 0, accepted = 0, rejected = 0;
   for (const int num_threads : {1, 2, 4}) {
     const Model model = MakeModel(backend, num_threads, dtype);
     for (int round = 0; round < num_rounds; ++round) {
       INFO("threads " << num_threads << ", round " << round);
       EngineStats stats;
-      REQUIRE(CountDifferent(model, cases, random, &stats) == 0);
+      REQUIRE(CountDifferent(model, cases, random, &stats, speculate) == 0);
       preempted += stats.num_preemptions;
       cached += stats.prompt_tokens_cached;
+      accepted += stats.speculation.num_accepted;
+      rejected += stats.speculation.num_drafted - stats.speculation.num_accepted;
     }
   }
   CHECK(preempted > 0);
   CHECK(cached > 0);
+  CHECK((accepted > 100) == speculate);
+  CHECK((rejected > 100) == speculate);
 }
 }  // namespace
 
@@ -113,6 +137,63 @@ TEST_CASE("same bits in every situation, cpu, f32") { CheckSameBits("cpu", DType
 TEST_CASE("same bits in every situation, cpu, bf16") { CheckSameBits("cpu", DType::kBF16, 40, 8); }
 TEST_CASE("same bits in every situation, reference") {
   CheckSameBits("reference", DType::kF32, 20, 2);
+}
+
+TEST_CASE("same bits speculated or not, cpu, f32") {
+  CheckSameBits("cpu", DType::kF32, 40, 12, /*speculate=*/true);
+}
+TEST_CASE("same bits speculated or not, cpu, bf16") {
+  CheckSameBits("cpu", DType::kBF16, 40, 12, /*speculate=*/true);
+}
+TEST_CASE("same bits speculated or not, reference") {
+  CheckSameBits("reference", DType::kF32, 20, 3, /*speculate=*/true);
+}
+
+TEST_CASE("same bits of speculated rollouts under weights that are swapped in mid-flight") {
+  PhiloxStream random(::stretto::testing::Seed());
+  INFO("seed " << ::stretto::testing::Seed());
+  const Model model = MakeModel("cpu", 2, DType::kBF16);
+  EngineOptions plain;
+  plain.num_kv_blocks = 64;
+  const auto after = model.Engine(plain, 2);
+  int64_t accepted = 0;
+  for (int round = 0; round < 60; ++round) {
+    const auto policy = static_cast<SwapPolicy>(round % 3);
+    EngineOptions options = plain;
+    options.speculation = round % 2 == 0 ? EagerNgrams() : EagerModel(model, 0.05);
+    const auto engine = model.Engine(options, 1);
+    Request r = RandomRequest(random, 1, 61);
+    r.sampling.max_tokens = 40;
+    r.sampling.min_tokens = 40;
+    REQUIRE_OK(engine->Submit(r));
+    Results results;
+    const size_t cut = 1 + random.Below(30);
+    while (results[1].ids.size() < cut) Collect(engine->Step(), results);
+    const size_t num_old = results[1].ids.size();  // a step may bring several tokens
+    REQUIRE_OK(engine->SwapWeights(model.Served(2), policy));
+    RunToEnd(*engine, results);
+    accepted += engine->stats().speculation.num_accepted;
+    CHECK(engine->stats().blocks_used == 0);
+    // The same without speculation.
+    const auto slow = model.Engine(plain, 1);
+    REQUIRE_OK(slow->Submit(r));
+    Results expected;
+    while (expected[1].ids.size() < num_old) Collect(slow->Step(), expected);
+    REQUIRE_OK(slow->SwapWeights(model.Served(2), policy));
+    RunToEnd(*slow, expected);
+    INFO("round " << round << ", swapped after " << num_old);
+    CHECK(results[1].SameBits(expected[1]));
+    CHECK(results[1].versions == expected[1].versions);
+    if (num_old == 40) continue;
+    CHECK(results[1].versions.back() == (policy == SwapPolicy::kFinish ? 1 : 2));
+    // The prefix cache has nothing of the old weights, nor of rejected tokens.
+    if (policy == SwapPolicy::kKeep) continue;
+    r.id = 2;
+    REQUIRE_OK(engine->Submit(r));
+    RunToEnd(*engine, results);
+    CHECK(results[2].SameBits(RunAlone(*after, r)));
+  }
+  CHECK(accepted > 100);
 }
 
 TEST_CASE("negative control: other weights give other bits") {

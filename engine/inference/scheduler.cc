@@ -194,6 +194,31 @@ void Scheduler::AddRows(Sequence* s, int32_t count) {
   plan_.rows.push_back({s, s->num_computed, count, s->num_computed + count == s->size(), -1});
 }
 
+int32_t Scheduler::DraftRoom(size_t row) const {
+  const PlannedRows& rows = plan_.rows[row];
+  const Sequence& s = *rows.sequence;
+  if (!rows.samples || rows.count != 1 || rows.drafted > 0 || !s.wrote_tokens()) return 0;
+  // The last drafted token is followed by one that is drawn.
+  const int32_t room = std::min(budget_, s.max_tokens - s.size() - 1);
+  const int32_t spare = std::max(pool_.num_free() - static_cast<int32_t>(running_.size()), 0);
+  const int64_t capacity = (static_cast<int64_t>(s.blocks.size()) + spare) * kBlockTokens;
+  return static_cast<int32_t>(std::min<int64_t>(room, capacity - s.size()));
+}
+
+int32_t Scheduler::AddDraft(size_t row, absl::Span<const int32_t> draft) {
+  PlannedRows& rows = plan_.rows[row];
+  Sequence* s = rows.sequence;
+  const int32_t count = std::min(static_cast<int32_t>(draft.size()), DraftRoom(row));
+  if (count <= 0) return 0;
+  s->draft.assign(draft.begin(), draft.begin() + count);
+  while (static_cast<int32_t>(s->blocks.size()) < BlocksFor(s->size() + count)) {
+    s->blocks.push_back(cache_.Allocate());
+  }
+  budget_ -= count;
+  plan_.num_rows += count;
+  return rows.drafted = count;
+}
+
 void Scheduler::Commit() {
   for (const PlannedRows& rows : plan_.rows) {
     Sequence* s = rows.sequence;
@@ -207,10 +232,31 @@ void Scheduler::Commit() {
   }
 }
 
-void Scheduler::Append(Sequence* s, int32_t token) {
+bool Scheduler::Append(Sequence* s, int32_t token) {
   STRETTO_CHECK(s->state == SequenceState::kRunning && s->num_computed == s->size());
   STRETTO_CHECK(s->size() < s->max_tokens);
   s->tokens.push_back(token);
+  if (s->num_accepted == static_cast<int32_t>(s->draft.size()) ||
+      s->draft[s->num_accepted] != token) {
+    EndDraft(s);
+    return false;
+  }
+  ++s->num_accepted;
+  ++s->num_computed;
+  Register(s);
+  return true;
+}
+
+// Forgets what is left of the draft: the slots behind the last token are written again before they
+// are read, blocks that hold nothing else are given back.
+void Scheduler::EndDraft(Sequence* s) {
+  if (s->draft.empty()) return;
+  s->draft.clear();
+  s->num_accepted = 0;
+  while (static_cast<int32_t>(s->blocks.size()) > BlocksFor(s->size())) {
+    cache_.Release(s->blocks.back());
+    s->blocks.pop_back();
+  }
 }
 
 void Scheduler::Remove(Sequence* s) {
@@ -269,7 +315,8 @@ void Scheduler::Enqueue(Sequence* s, SequenceState state) {
 void Scheduler::ReleaseBlocks(Sequence* s) {
   for (size_t i = s->blocks.size(); i-- > 0;) cache_.Release(s->blocks[i]);
   s->blocks.clear();
-  s->num_computed = s->num_registered = 0;
+  s->num_computed = s->num_registered = s->num_accepted = 0;
+  s->draft.clear();
   s->mixed = false;
 }
 
@@ -303,6 +350,7 @@ void Scheduler::CheckInvariants() const {
     STRETTO_CHECK(static_cast<int32_t>(s->blocks.size()) >= BlocksFor(s->num_computed));
     STRETTO_CHECK(static_cast<int32_t>(s->blocks.size()) <= BlocksFor(s->size()));
     STRETTO_CHECK(s->num_computed <= s->size() && s->size() <= s->max_tokens);
+    STRETTO_CHECK(s->draft.empty() && s->num_accepted == 0);
     references += static_cast<int64_t>(s->blocks.size());
   }
   for (const Sequence* s : waiting_) {

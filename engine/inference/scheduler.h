@@ -17,6 +17,8 @@
 //  the
 //    first in the order can always go on. No starvation: nobody is admitted past a sequence that
 //    waits for blocks, and a step that preempts admits nobody.
+//  - Drafts (speculation.h) are added to a plan when it is complete: they take rows and blocks that
+//    nobody else wants in this step, and give the blocks back with their rejected tokens.
 //  - A group's first sequence computes the prompt; when it is done the others fork: they share its
 //    blocks, and copy the last, partly filled one when they first write to it.
 //
@@ -63,6 +65,8 @@ struct Sequence {
   int32_t num_registered = 0;  // leading blocks offered to the prefix cache
   bool mixed = false;          // its keys and values come from several versions of weights
   int32_t epoch = 0;           // which weights it computes with
+  std::vector<int32_t> draft;  // guessed tokens behind `tokens` in the step; empty between steps
+  int32_t num_accepted = 0;    // leading ones of `draft` that have become tokens
   int32_t num_cached = -1;     // given tokens that it need not compute; -1: never admitted
   int32_t num_preemptions = 0;
 
@@ -78,6 +82,7 @@ struct PlannedRows {
   int32_t begin = 0, count = 0;
   bool samples = false;
   int32_t fork_of = -1;
+  int32_t drafted = 0;
 };
 
 struct StepPlan {
@@ -98,10 +103,18 @@ class Scheduler {
   // Plans a step. Valid until the next call of Plan; Commit must follow, and no Remove or
   // SetWeights may come between the two.
   const StepPlan& Plan();
+  const StepPlan& plan() const { return plan_; }
+  // Between Plan and Commit: how many drafted tokens plan().rows[row] has room for, and their
+  // addition, of as many as there is room for. Returns how many. None but for a sequence that
+  // decodes, and none for which another would have to go.
+  int32_t DraftRoom(size_t row) const;
+  int32_t AddDraft(size_t row, absl::Span<const int32_t> draft);
   // The planned rows have been computed.
   void Commit();
-  // The token that followed a committed row with `samples`.
-  void Append(Sequence* sequence, int32_t token);
+  // The token that followed a committed row with `samples`. Returns true if it was drafted: then
+  // its own row has been computed with it, and the token that followed that one must be appended
+  // next (or the sequence removed). Otherwise what is left of the draft is forgotten.
+  bool Append(Sequence* sequence, int32_t token);
   // Forgets a sequence in whatever state and frees its blocks: finished or cancelled.
   void Remove(Sequence* sequence);
   // New weights; returns their epoch. Sequences that wrote no token start over with them.
@@ -131,6 +144,7 @@ class Scheduler {
   void Run(Sequence* sequence);
   void Preempt(Sequence* sequence, SequenceState state);
   void ReleaseBlocks(Sequence* sequence);
+  void EndDraft(Sequence* sequence);
   void ExtendKeys(Sequence* sequence, int32_t num_blocks) const;
   void Register(Sequence* sequence);
   void Enqueue(Sequence* sequence, SequenceState state);

@@ -1,7 +1,8 @@
 // A million random operations on schedulers of random, mostly tiny sizes, against a simple model of
 // what must hold: every step makes progress, nobody is admitted past who waits for blocks, every
 // context holds the right keys and values (KvOracle), weights are those that the swap policy
-// promises, every request ends once, and at the end no block is missing.
+// promises, every request ends once, and at the end no block is missing. Some steps carry drafts,
+// of which some tokens are accepted.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <memory>
@@ -54,7 +55,7 @@ class Fuzzer {
   }
 
   int64_t num_finished = 0, num_cancelled = 0, num_refused = 0, num_preempted = 0, num_forked = 0,
-          num_cached = 0, num_copied = 0;
+          num_cached = 0, num_copied = 0, num_drafted = 0, num_accepted = 0;
 
  private:
   struct Tracked : Sequence {
@@ -124,6 +125,7 @@ class Fuzzer {
     if (!scheduler_.has_work()) return;
     const StepPlan& plan = scheduler_.Plan();
     REQUIRE(!plan.empty());
+    AddDrafts(plan);
     REQUIRE(plan.num_rows <= options_.max_tokens_per_step);
     CheckOrder(plan);
     REQUIRE(oracle_.Apply(plan));
@@ -137,8 +139,7 @@ class Fuzzer {
       num_forked += rows.fork_of >= 0 ? 1 : 0;
       num_cached += rows.fork_of < 0 && rows.begin > 0 && rows.begin == s->num_cached ? 1 : 0;
       if (!rows.samples) continue;
-      scheduler_.Append(s, static_cast<int32_t>(random_.Below(50)));
-      if (s->size() == s->max_tokens || random_.Below(80) == 0) ended.push_back(s);
+      if (AppendTokens(s)) ended.push_back(s);
     }
     for (Sequence* s : ended) {
       scheduler_.Remove(s);
@@ -146,6 +147,37 @@ class Fuzzer {
       ++num_finished;
     }
     if (random_.Below(64) == 0) scheduler_.CheckInvariants();
+  }
+
+  void AddDrafts(const StepPlan& plan) {
+    const size_t one_in = random_.Below(4);  // 0: no drafts in this step
+    for (size_t i = 0; one_in > 0 && i < plan.rows.size(); ++i) {
+      if (random_.Below(one_in) != 0) continue;
+      std::vector<int32_t> draft(random_.Below(40));
+      for (int32_t& token : draft) token = static_cast<int32_t>(random_.Below(50));
+      const int32_t num_free = scheduler_.pool().num_free(), room = scheduler_.DraftRoom(i);
+      const int32_t added = scheduler_.AddDraft(i, draft);
+      REQUIRE(added == std::min(room, static_cast<int32_t>(draft.size())));
+      // Blocks are left for the next tokens of all.
+      REQUIRE((scheduler_.pool().num_free() == num_free ||
+               scheduler_.pool().num_free() >= scheduler_.num_running()));
+      num_drafted += added;
+    }
+  }
+
+  // The tokens that follow the sequence's rows, of which it had at least one. Returns whether it
+  // ends.
+  bool AppendTokens(Sequence* s) {
+    while (true) {
+      const size_t index = static_cast<size_t>(s->num_accepted);
+      const bool drafted = index < s->draft.size() && random_.Below(4) != 0;
+      const int32_t token = drafted ? s->draft[index] : static_cast<int32_t>(random_.Below(50));
+      const bool accepted = scheduler_.Append(s, token);
+      REQUIRE((accepted || !drafted));
+      num_accepted += accepted ? 1 : 0;
+      if (s->size() == s->max_tokens || random_.Below(80) == 0) return true;
+      if (!accepted) return false;
+    }
   }
 
   // Whoever was admitted in this step stands before all that still wait, but for members of groups
@@ -197,7 +229,7 @@ TEST_CASE("a million operations keep every invariant of the scheduler") {
   INFO("seed " << testing::Seed());
   PhiloxStream random(testing::Seed());
   int64_t finished = 0, cancelled = 0, refused = 0, preempted = 0, forked = 0, cached = 0,
-          copied = 0;
+          copied = 0, drafted = 0, accepted = 0;
   constexpr int kRounds = 200, kOperations = 5000;
   for (int round = 0; round < kRounds; ++round) {
     INFO("round " << round);
@@ -211,11 +243,13 @@ TEST_CASE("a million operations keep every invariant of the scheduler") {
     forked += fuzzer.num_forked;
     cached += fuzzer.num_cached;
     copied += fuzzer.num_copied;
+    drafted += fuzzer.num_drafted;
+    accepted += fuzzer.num_accepted;
   }
   // The fuzzer reaches every corner.
   INFO("finished " << finished << " cancelled " << cancelled << " refused " << refused
                    << " preempted " << preempted << " forked " << forked << " cached " << cached
-                   << " copied " << copied);
+                   << " copied " << copied << " drafted " << drafted << " accepted " << accepted);
   CHECK(finished > 10000);
   CHECK(cancelled > 1000);
   CHECK(refused > 1000);
@@ -223,6 +257,8 @@ TEST_CASE("a million operations keep every invariant of the scheduler") {
   CHECK(forked > 1000);
   CHECK(cached > 1000);
   CHECK(copied > 1000);
+  CHECK(drafted > 10000);
+  CHECK(accepted > 1000);
 }
 
 TEST_CASE("the oracle of keys and values sees a missing copy") {
@@ -243,5 +279,32 @@ TEST_CASE("the oracle of keys and values sees a missing copy") {
   const StepPlan& plan = scheduler.Plan();
   REQUIRE(plan.copy_from.size() == 1);
   CHECK(!oracle.Apply(plan, /*copy=*/false));
+}
+
+TEST_CASE("the oracle of keys and values sees a rejected token that is taken for accepted") {
+  for (const bool faulty : {false, true}) {
+    SchedulerOptions options;
+    options.num_blocks = 8;
+    Scheduler scheduler(options, RootKey("weights", 0));
+    KvOracle oracle(options.num_blocks);
+    Sequence s;
+    s.tokens.assign(20, 3);
+    s.max_tokens = 60;
+    REQUIRE_OK(scheduler.Submit({&s}));
+    REQUIRE(oracle.Apply(scheduler.Plan()));
+    scheduler.Commit();
+    REQUIRE(!scheduler.Append(&s, 1));
+    scheduler.Plan();
+    REQUIRE(scheduler.AddDraft(0, {4, 5, 6}) == 3);
+    REQUIRE(oracle.Apply(scheduler.plan()));
+    scheduler.Commit();
+    REQUIRE(scheduler.Append(&s, 4));
+    REQUIRE(!scheduler.Append(&s, 7));
+    if (faulty) {
+      ++s.num_computed;  // the row of the 5 that was drafted here
+      REQUIRE(!scheduler.Append(&s, 8));
+    }
+    CHECK(oracle.Apply(scheduler.Plan()) == !faulty);
+  }
 }
 }  // namespace stretto::engine
