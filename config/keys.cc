@@ -66,6 +66,9 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(rollout, max_tokens, AtLeast(1), "Longest completion."),
       KEY(rollout, min_tokens, AtLeast(0), "No end of sequence before."),
       KEY(rollout, stop, Any(), "Texts that end a completion."),
+      KEY(rollout, weight_dtype, OneOf({"bf16", "int8", "int4", "fp8"}),
+          "How generators store matrices; `bf16`: as `model.dtype` says. Others need "
+          "`schedule.numerics: fast` and an `algorithm.importance_cap`."),
 
       KEY(algorithm, name, OneOf({"grpo", "reinforce"}), "The objective."),
       KEY(algorithm, clip_low, AboveUpTo(0, 1), "Ratios below 1 − clip_low are clipped."),

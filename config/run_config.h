@@ -44,6 +44,7 @@ struct RolloutSection {
   int64_t max_tokens = 256;
   int64_t min_tokens = 0;
   std::vector<std::string> stop;
+  std::string weight_dtype = "bf16";  // bf16 | int8 | int4 | fp8: how generators store matrices
 };
 
 // One verifier or service; a rollout's reward is the weighted sum.

@@ -120,6 +120,14 @@ TEST_CASE("errors name file, line, key and what is expected") {
       {"rollout:\n  max_tokens: 1024\n",
        "run.yaml:8: rollout.max_tokens: expected less than model.max_sequence_length (1024), found "
        "1024"},
+      {"rollout:\n  weight_dtype: int5\n",
+       "run.yaml:8: rollout.weight_dtype: expected one of bf16, int8, int4, fp8, found 'int5'"},
+      {"rollout:\n  weight_dtype: int8\n",
+       "run.yaml:8: rollout.weight_dtype: expected bf16 while schedule.numerics is exact (its "
+       "log-probs would not be the trainer's), found 'int8'"},
+      {"rollout:\n  weight_dtype: fp8\nschedule:\n  numerics: fast\n",
+       "run.yaml:8: rollout.weight_dtype: expected bf16 while algorithm.importance_cap is 0 "
+       "(nothing would correct for the quantised weights), found 'fp8'"},
       {"rollout:\n  group_size: 1\n",
        "run.yaml:8: rollout.group_size: expected at least 2 for algorithm grpo, found 1"},
       {"rollout:\n  min_tokens: 300\n",
@@ -235,6 +243,19 @@ TEST_CASE("the hash sees what is computed and not where") {
   const auto moved = other.Parse(kMinimal);
   REQUIRE_OK(moved);
   CHECK(moved->hash == base);
+}
+
+TEST_CASE("quantised weights are allowed where the trainer corrects for them") {
+  Fixture f;
+  CHECK(f.Error("model: {path: model, dtype: f32}\nrewards: [{type: integer}]\n"
+                "data: {train: train.jsonl}\nrollout: {weight_dtype: int4}\n")
+            .find("rollout.weight_dtype: expected bf16 while model.dtype is f32, found 'int4'") !=
+        std::string::npos);
+  const auto c = f.Parse(absl::StrCat(kMinimal,
+                                      "rollout: {weight_dtype: int4}\nschedule: {numerics: fast}\n"
+                                      "algorithm: {importance_cap: 2}\n"));
+  REQUIRE_OK(c);
+  CHECK(c->rollout.weight_dtype == "int4");
 }
 
 // docs/run-file.md holds the generated tables between two markers; STRETTO_UPDATE_DOCS=1 rewrites

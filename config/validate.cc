@@ -108,6 +108,29 @@ absl::Status CheckLengths(const RunConfig& c, const Origins& origins) {
   return absl::OkStatus();
 }
 
+// Quantised weights write tokens with other log-probs than the trainer's: it must know and correct.
+absl::Status CheckWeightDType(const RunConfig& c, const Origins& origins) {
+  if (c.rollout.weight_dtype == "bf16") return absl::OkStatus();
+  const std::string key = "rollout.weight_dtype",
+                    found = absl::StrCat("'", c.rollout.weight_dtype, "'");
+  if (c.model.dtype != "bf16") {
+    return origins.Error(key, absl::StrCat("bf16 while model.dtype is ", c.model.dtype), found);
+  }
+  if (c.schedule.numerics == "exact") {
+    return origins.Error(key,
+                         "bf16 while schedule.numerics is exact (its log-probs would not be "
+                         "the trainer's)",
+                         found);
+  }
+  if (c.algorithm.importance_cap <= 0) {
+    return origins.Error(key,
+                         "bf16 while algorithm.importance_cap is 0 (nothing would correct for "
+                         "the quantised weights)",
+                         found);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckCluster(const RunConfig& c, const Origins& origins) {
   if (c.cluster.lease_ms < 2 * c.cluster.heartbeat_ms) {
     return origins.Error(
@@ -131,6 +154,7 @@ absl::Status FinishAndCheck(RunConfig* c, const Origins& origins) {
   const auto dir = std::filesystem::absolute(c->run.dir, ec).lexically_normal();
   if (!ec) c->run.dir = dir.string();
   RETURN_IF_ERROR(CheckLengths(*c, origins));
+  RETURN_IF_ERROR(CheckWeightDType(*c, origins));
   RETURN_IF_ERROR(CheckRewards(c, origins));
   if (c->algorithm.name == "grpo" && c->rollout.group_size < 2) {
     return origins.Error("rollout.group_size", "at least 2 for algorithm grpo",

@@ -6,7 +6,12 @@
 
 namespace stretto::engine {
 std::string NumericProfile::ToString() const {
-  return absl::StrCat(backend, "/", instruction_set, "/", Name(dtype), "/", k_leaves);
+  return absl::StrCat(backend, "/", instruction_set, "/", DTypeName(), "/", k_leaves);
+}
+
+std::string NumericProfile::DTypeName() const {
+  if (weights == WeightFormat::kPlain) return std::string(Name(dtype));
+  return absl::StrCat(Name(dtype), "+", Name(weights));
 }
 
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options) {

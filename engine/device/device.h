@@ -33,6 +33,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/device/quantize.h"
 #include "engine/device/tensor.h"
 
 namespace stretto::engine {
@@ -44,8 +45,11 @@ struct NumericProfile {
   std::string instruction_set;  // arithmetic that decides the bits: "fma" or "nofma" on CPUs
   DType dtype = DType::kBF16;   // of weights and activations
   int k_leaves = 1;
+  WeightFormat weights = WeightFormat::kPlain;
 
-  std::string ToString() const;  // "cpu/fma/bf16/1"
+  std::string ToString() const;  // "cpu/fma/bf16/1"; with quantised weights "cpu/fma/bf16+int8/1"
+  // "bf16", or "bf16+int8".
+  std::string DTypeName() const;
   friend bool operator==(const NumericProfile&, const NumericProfile&) = default;
 };
 
@@ -62,6 +66,7 @@ class PackedWeight {
   virtual int64_t n() const = 0;
   virtual int64_t k() const = 0;
   virtual size_t bytes() const = 0;
+  virtual WeightFormat format() const = 0;
 };
 
 // Keys and values of all layers in blocks of kBlockTokens tokens; the layout inside is the
@@ -170,12 +175,20 @@ class Device {
 
   // --- products
   // ----------------------------------------------------------------------------------- Lays out
-  // W_NK (kF32 or kBF16), given as parts stacked along N, for Linear.
+  // W_NK (kF32 or kBF16), given as parts stacked along N, for Linear; stored in `format`
+  // (quantize.h), each row of W quantised by itself.
   virtual absl::StatusOr<std::unique_ptr<PackedWeight>> Pack(Stream& stream,
-                                                             absl::Span<const Tensor> parts_NK) = 0;
-  // The same shapes with new values.
+                                                             absl::Span<const Tensor> parts_NK,
+                                                             WeightFormat format) = 0;
+  absl::StatusOr<std::unique_ptr<PackedWeight>> Pack(Stream& stream,
+                                                     absl::Span<const Tensor> parts_NK) {
+    return Pack(stream, parts_NK, WeightFormat::kPlain);
+  }
+  // The same shapes and format with new values.
   virtual void Repack(Stream& stream, PackedWeight& weight, absl::Span<const Tensor> parts_NK) = 0;
-  // out_TN = x_TK · W_NKᵀ + bias_N (bias may be absent). out may be kF32 or kBF16.
+  // out_TN = x_TK · W_NKᵀ + bias_N (bias may be absent). out may be kF32 or kBF16. With quantised
+  // weights the chain runs over the stored values, q or v for int8 and fp8 and scale · q for int4;
+  // the finished chain of int8 and fp8 is multiplied by its column's scale before the bias.
   virtual void Linear(Stream& stream, const Tensor& out_TN, const Tensor& x_TK,
                       const PackedWeight& weight, const Tensor& bias_N) = 0;
   // d_x_TK = d_y_TN · W_NK; W unpacked, as given to Pack in one piece. `accumulate`: +=.

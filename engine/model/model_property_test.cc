@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "base/testing.h"
 #include "engine/model/testing.h"
@@ -100,6 +101,86 @@ TEST_CASE("loaded weights compute what flat weights compute") {
     REQUIRE_OK(loaded);
     model.weights = *std::move(loaded);
     CHECK(SameBits(Run(model, Pack(test.groups, true), options).logprobs, flat.logprobs));
+  }
+}
+
+TEST_CASE("quantised weights give a token the same bits in any company") {
+  PhiloxStream random(stretto::testing::Seed(), 5);
+  for (int round = 0; round < 9; ++round) {
+    const Case test(random);
+    const auto device = MakeDevice(round % 3 == 2 ? "reference" : "cpu", 1 + round % 3);
+    TestModel model(*device, test.config, DType::kBF16, kLength, test.parameters);
+    PackedPassOptions options;
+    options.train = false;
+    const auto plain = Run(model, Pack(test.groups, true), options).logprobs;
+    const WeightFormat format =
+        std::vector{WeightFormat::kInt8, WeightFormat::kInt4, WeightFormat::kFp8}[round / 3];
+    INFO("seed " << stretto::testing::Seed() << " round " << round << " " << Name(format));
+    const size_t plain_bytes = model.weights->lm_head->bytes();
+    auto loaded = ModelWeights::Load(*device, *model.stream, test.config, DType::kBF16,
+                                     Reader(test.parameters), {.format = format});
+    REQUIRE_OK(loaded);
+    model.weights = *std::move(loaded);
+    CHECK(model.weights->format() == format);
+    CHECK(model.weights->lm_head->format() ==
+          (format == WeightFormat::kInt4 ? WeightFormat::kInt8 : format));
+    if (round % 3 != 2) CHECK(model.weights->lm_head->bytes() < plain_bytes);
+    const auto packed = Run(model, Pack(test.groups, true), options).logprobs;
+    CHECK(SameBits(Run(model, Pack(test.groups, false), options).logprobs, packed));
+    CHECK(SameBits(PagedLogProbs(model, test.groups, 1.0f, random), packed));
+    CHECK_FALSE(SameBits(packed, plain));  // it is another model, if a near one
+    double gap = 0;
+    for (size_t i = 0; i < plain.size(); ++i) gap += std::abs(packed[i] - plain[i]);
+    CHECK(gap / static_cast<double>(plain.size()) < 0.5);
+  }
+}
+
+TEST_CASE("a version lays out the matrices that changed and shares the others") {
+  PhiloxStream random(stretto::testing::Seed(), 6);
+  for (const WeightFormat format :
+       {WeightFormat::kPlain, WeightFormat::kInt8, WeightFormat::kInt4}) {
+    const Case test(random);
+    INFO("seed " << stretto::testing::Seed() << " " << Name(format));
+    const auto device = MakeDevice("cpu");
+    TestModel model(*device, test.config, DType::kBF16, kLength, test.parameters);
+    const auto load = [&](const HostParameters& parameters, const WeightsOptions& options) {
+      auto loaded = ModelWeights::Load(*device, *model.stream, test.config, DType::kBF16,
+                                       Reader(parameters), options);
+      REQUIRE_OK(loaded);
+      return *std::move(loaded);
+    };
+    HostParameters next = test.parameters;
+    const std::set<std::string> names = {"model.layers.0.self_attn.k_proj.weight",
+                                         "model.norm.weight"};
+    for (const std::string& name : names) {
+      for (float& x : next.at(name)) x *= 1.5f;
+    }
+    const auto first = load(test.parameters, {.format = format});
+    const auto shared =
+        load(next, {.format = format, .base = first.get(), .changed = [&](const auto& p) {
+                      return names.contains(p.spec.name);
+                    }});
+    CHECK(shared->layers[0].qkv != first->layers[0].qkv);
+    CHECK(shared->layers[0].o == first->layers[0].o);
+    CHECK(shared->layers.back().down == first->layers.back().down);
+    CHECK(shared->lm_head == first->lm_head);
+    PackedPassOptions options;
+    options.train = false;
+    model.weights = load(next, {.format = format});
+    const auto want = Run(model, Pack(test.groups, true), options).logprobs;
+    model.weights =
+        load(next, {.format = format, .base = first.get(), .changed = [&](const auto& p) {
+                      return names.contains(p.spec.name);
+                    }});
+    CHECK(SameBits(Run(model, Pack(test.groups, true), options).logprobs, want));
+    // Another format shares nothing.
+    const WeightFormat other =
+        format == WeightFormat::kPlain ? WeightFormat::kFp8 : WeightFormat::kPlain;
+    const auto unlike =
+        load(test.parameters,
+             {.format = other, .base = first.get(), .changed = [](const auto&) { return false; }});
+    CHECK(unlike->layers[0].o != first->layers[0].o);
+    CHECK(unlike->layers[0].o->format() == other);
   }
 }
 

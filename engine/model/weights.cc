@@ -11,8 +11,13 @@ namespace {
 class Loader {
  public:
   Loader(Device& device, Stream& stream, const ParameterLayout& layout, DType dtype,
-         const ParameterReader& reader)
-      : device_(device), stream_(stream), layout_(layout), dtype_(dtype), reader_(reader) {}
+         const ParameterReader& reader, const WeightsOptions& options)
+      : device_(device),
+        stream_(stream),
+        layout_(layout),
+        dtype_(dtype),
+        reader_(reader),
+        options_(options) {}
 
   absl::Status Init() {
     int64_t largest = layout_.embedding.size();
@@ -36,18 +41,32 @@ class Loader {
     device_.Upload(stream_, dst, host_.data());
     return absl::OkStatus();
   }
-  absl::StatusOr<std::unique_ptr<PackedWeight>> Pack(const ParameterView& group) {
+  // `base`: the group of the base version, or null.
+  absl::StatusOr<std::shared_ptr<PackedWeight>> Pack(const ParameterView& group,
+                                                     WeightFormat format,
+                                                     const std::shared_ptr<PackedWeight>& base) {
+    if (base != nullptr && base->format() == format && !Changed(group)) return base;
     const Tensor w_NK = staging_.View(dtype_, group.rows, group.cols);
     RETURN_IF_ERROR(Upload(group, w_NK));
-    return device_.Pack(stream_, {w_NK});
+    ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> packed, device_.Pack(stream_, {w_NK}, format));
+    return std::shared_ptr<PackedWeight>(std::move(packed));
   }
 
  private:
+  bool Changed(const ParameterView& group) const {
+    for (const Parameter& p : layout_.parameters()) {
+      const int64_t begin = p.view.offset - group.offset;
+      if (begin >= 0 && begin < group.size() && options_.changed(p)) return true;
+    }
+    return false;
+  }
+
   Device& device_;
   Stream& stream_;
   const ParameterLayout& layout_;
   DType dtype_;
   const ParameterReader& reader_;
+  const WeightsOptions& options_;
   std::vector<uint8_t> host_;
   Buffer staging_;
 };
@@ -64,9 +83,12 @@ std::vector<std::pair<Tensor*, const ParameterView*>> Vectors(LayerWeights& w,
           {&w.gate_up_bias, &p.gate_up_bias},
           {&w.down_bias, &p.down_bias}};
 }
-std::vector<std::pair<std::unique_ptr<PackedWeight>*, const ParameterView*>> Matrices(
-    LayerWeights& w, const LayerParameters& p) {
-  return {{&w.qkv, &p.qkv}, {&w.o, &p.o}, {&w.gate_up, &p.gate_up}, {&w.down, &p.down}};
+using Matrix = std::shared_ptr<PackedWeight> LayerWeights::*;
+std::vector<std::pair<Matrix, const ParameterView*>> Matrices(const LayerParameters& p) {
+  return {{&LayerWeights::qkv, &p.qkv},
+          {&LayerWeights::o, &p.o},
+          {&LayerWeights::gate_up, &p.gate_up},
+          {&LayerWeights::down, &p.down}};
 }
 
 int64_t Aligned(int64_t elements) {
@@ -83,9 +105,11 @@ ParameterReader ReadFrom(const TensorSource& source) {
 absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device, Stream& stream,
                                                                  const ModelConfig& config,
                                                                  DType dtype,
-                                                                 const ParameterReader& reader) {
+                                                                 const ParameterReader& reader,
+                                                                 const WeightsOptions& options) {
   const ParameterLayout layout(config);
   auto weights = std::make_unique<ModelWeights>();
+  weights->format_ = options.format;
   weights->layers.resize(layout.layers.size());
   std::vector<std::pair<Tensor*, const ParameterView*>> vectors = {
       {&weights->embedding, &layout.embedding}, {&weights->final_norm, &layout.final_norm}};
@@ -98,7 +122,7 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device,
   for (const auto& [tensor, view] : vectors) total += Aligned(view->size());
   ASSIGN_OR_RETURN(weights->storage_, device.Allocate(static_cast<size_t>(total) * SizeOf(dtype)));
 
-  Loader loader(device, stream, layout, dtype, reader);
+  Loader loader(device, stream, layout, dtype, reader, options);
   RETURN_IF_ERROR(loader.Init());
   int64_t offset = 0;
   for (const auto& [tensor, view] : vectors) {
@@ -107,12 +131,18 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device,
     RETURN_IF_ERROR(loader.Upload(*view, *tensor));
     offset += Aligned(view->size());
   }
+  const ModelWeights* base = options.base;
   for (size_t l = 0; l < layout.layers.size(); ++l) {
-    for (const auto& [packed, view] : Matrices(weights->layers[l], layout.layers[l])) {
-      ASSIGN_OR_RETURN(*packed, loader.Pack(*view));
+    for (const auto& [matrix, view] : Matrices(layout.layers[l])) {
+      ASSIGN_OR_RETURN(
+          weights->layers[l].*matrix,
+          loader.Pack(*view, options.format, base != nullptr ? base->layers[l].*matrix : nullptr));
     }
   }
-  ASSIGN_OR_RETURN(weights->lm_head, loader.Pack(layout.lm_head));
+  const WeightFormat head =
+      options.format == WeightFormat::kInt4 ? WeightFormat::kInt8 : options.format;
+  ASSIGN_OR_RETURN(weights->lm_head,
+                   loader.Pack(layout.lm_head, head, base != nullptr ? base->lm_head : nullptr));
   device.Synchronize(stream);
   return weights;
 }
@@ -120,9 +150,10 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device,
 absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device, Stream& stream,
                                                                  const ModelConfig& config,
                                                                  DType dtype,
-                                                                 const TensorSource& source) {
+                                                                 const TensorSource& source,
+                                                                 const WeightsOptions& options) {
   RETURN_IF_ERROR(CheckShapes(config, source));
-  return Load(device, stream, config, dtype, ReadFrom(source));
+  return Load(device, stream, config, dtype, ReadFrom(source), options);
 }
 
 absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::View(Device& device, Stream& stream,
@@ -136,8 +167,8 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::View(Device& device,
     for (const auto& [tensor, view] : Vectors(weights->layers[l], layout.layers[l])) {
       if (*view) *tensor = view->In(flat);
     }
-    for (const auto& [packed, view] : Matrices(weights->layers[l], layout.layers[l])) {
-      ASSIGN_OR_RETURN(*packed, device.Pack(stream, {view->In(flat)}));
+    for (const auto& [matrix, view] : Matrices(layout.layers[l])) {
+      ASSIGN_OR_RETURN(weights->layers[l].*matrix, device.Pack(stream, {view->In(flat)}));
     }
   }
   ASSIGN_OR_RETURN(weights->lm_head, device.Pack(stream, {layout.lm_head.In(flat)}));
@@ -147,8 +178,8 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::View(Device& device,
 void ModelWeights::Refresh(Device& device, Stream& stream, const ParameterLayout& layout,
                            const Tensor& flat) {
   for (size_t l = 0; l < layout.layers.size(); ++l) {
-    for (const auto& [packed, view] : Matrices(layers[l], layout.layers[l])) {
-      device.Repack(stream, **packed, {view->In(flat)});
+    for (const auto& [matrix, view] : Matrices(layout.layers[l])) {
+      device.Repack(stream, *(layers[l].*matrix), {view->In(flat)});
     }
   }
   device.Repack(stream, *lm_head, {layout.lm_head.In(flat)});

@@ -20,10 +20,24 @@ using ParameterReader =
 // Reads from a model file after CheckShapes. `source` outlives the reader.
 ParameterReader ReadFrom(const TensorSource& source);
 
+class ModelWeights;
+
 struct LayerWeights {
   Tensor input_norm, qkv_bias, q_norm, k_norm, o_bias;
   Tensor post_attention_norm, gate_up_bias, down_bias;  // absent where the model has none
-  std::unique_ptr<PackedWeight> qkv, o, gate_up, down;
+  // Shared with another version's where no parameter in them changed.
+  std::shared_ptr<PackedWeight> qkv, o, gate_up, down;
+};
+
+// How inference stores the matrices of layers, and which it takes over from an earlier version.
+struct WeightsOptions {
+  // int4 stores the LM head as int8: its errors enter the logits as they are.
+  WeightFormat format = WeightFormat::kPlain;
+  // A version of the same model, dtype and format; null: everything is laid out.
+  const ModelWeights* base = nullptr;
+  // With `base`: whether a parameter differs from the base's. Matrices in which none does are
+  // shared, and their parameters not read.
+  std::function<bool(const Parameter& parameter)> changed;
 };
 
 class ModelWeights {
@@ -33,11 +47,13 @@ class ModelWeights {
   // error or ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(Device& device, Stream& stream,
                                                             const ModelConfig& config, DType dtype,
-                                                            const ParameterReader& reader);
+                                                            const ParameterReader& reader,
+                                                            const WeightsOptions& options = {});
   // CheckShapes, then Load from a model file.
   static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(Device& device, Stream& stream,
                                                             const ModelConfig& config, DType dtype,
-                                                            const TensorSource& source);
+                                                            const TensorSource& source,
+                                                            const WeightsOptions& options = {});
   // For training: vectors and the embedding are views of `flat` (all parameters, in `layout`),
   // which the caller keeps; matrices are packed copies that Refresh brings up to date.
   static absl::StatusOr<std::unique_ptr<ModelWeights>> View(Device& device, Stream& stream,
@@ -46,14 +62,16 @@ class ModelWeights {
   void Refresh(Device& device, Stream& stream, const ParameterLayout& layout, const Tensor& flat);
 
   DType dtype() const { return embedding.dtype; }
-  // Device memory held.
+  WeightFormat format() const { return format_; }
+  // Device memory held, what is shared with other versions included.
   size_t bytes() const;
 
   Tensor embedding, final_norm;
   std::vector<LayerWeights> layers;
-  std::unique_ptr<PackedWeight> lm_head;
+  std::shared_ptr<PackedWeight> lm_head;
 
  private:
+  WeightFormat format_ = WeightFormat::kPlain;
   Buffer storage_;  // vectors and embedding, for inference
 };
 }  // namespace stretto::engine

@@ -35,6 +35,7 @@ ModelHostOptions OptionsOfRun(const RunConfig& run, int threads) {
 absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions& options) {
   auto host = std::make_unique<ModelHost>();
   ASSIGN_OR_RETURN(host->dtype, ParseDType(options.dtype));
+  ASSIGN_OR_RETURN(host->weight_format, engine::ParseWeightFormat(options.weight_dtype));
   ASSIGN_OR_RETURN(host->files, engine::OpenModel(options.path));
   RETURN_IF_ERROR(engine::CheckShapes(host->files.config, *host->files.tensors));
   ASSIGN_OR_RETURN(host->prompts, engine::PromptEncoder::Open(host->files, options.prompts));
@@ -48,7 +49,9 @@ absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions&
           : std::min(kDefaultMaxSequence, host->files.config.max_position_embeddings);
   ASSIGN_OR_RETURN(host->transformer,
                    engine::Transformer::Create(*host->device, host->files.config, transformer));
-  host->profile = ToProto(host->device->Profile(host->dtype));
+  engine::NumericProfile profile = host->device->Profile(host->dtype);
+  profile.weights = host->weight_format;
+  host->profile = ToProto(profile);
   return host;
 }
 
@@ -77,7 +80,7 @@ absl::StatusOr<std::shared_ptr<const WeightsVersion>> ReadInitialVersion(const M
 }
 
 absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> BuildWeights(
-    const ModelHost& host, const WeightsVersion& version) {
+    const ModelHost& host, const WeightsVersion& version, const BuiltVersion& base) {
   absl::flat_hash_map<absl::string_view, size_t> index;
   for (size_t i = 0; i < version.manifest.size(); ++i) index[version.manifest[i].name] = i;
   const engine::ParameterReader reader = [&](const Parameter& parameter, DType dtype,
@@ -91,10 +94,18 @@ absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> BuildWeights(
     std::memcpy(dst, bytes.data(), bytes.size());
     return absl::OkStatus();
   };
+  engine::WeightsOptions options{.format = host.weight_format};
+  if (base.weights != nullptr && engine::SameTensors(base.version->manifest, version.manifest)) {
+    options.base = base.weights;
+    options.changed = [&](const Parameter& parameter) {
+      const size_t i = index.at(parameter.spec.name);
+      return version.manifest[i].hash != base.version->manifest[i].hash;
+    };
+  }
   const std::unique_ptr<engine::Stream> stream = host.device->CreateStream();
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<engine::ModelWeights> weights,
-      engine::ModelWeights::Load(*host.device, *stream, host.files.config, host.dtype, reader));
+  ASSIGN_OR_RETURN(std::unique_ptr<engine::ModelWeights> weights,
+                   engine::ModelWeights::Load(*host.device, *stream, host.files.config, host.dtype,
+                                              reader, options));
   return std::shared_ptr<const engine::ModelWeights>(std::move(weights));
 }
 
@@ -102,7 +113,7 @@ v1::NumericProfile ToProto(const engine::NumericProfile& profile) {
   v1::NumericProfile proto;
   proto.set_backend(profile.backend);
   proto.set_instruction_set(profile.instruction_set);
-  proto.set_dtype(std::string(Name(profile.dtype)));
+  proto.set_dtype(profile.DTypeName());
   proto.set_k_leaves(profile.k_leaves);
   return proto;
 }

@@ -19,9 +19,10 @@
 namespace stretto::services {
 struct ModelHostOptions {
   std::string path;
-  std::string dtype = "bf16";       // bf16 or f32
-  engine::PromptOptions prompts;    // chat format and system prompt, as in the run file
-  int64_t max_sequence_length = 0;  // 0: the model's own, at most kDefaultMaxSequence
+  std::string dtype = "bf16";         // bf16 or f32
+  std::string weight_dtype = "bf16";  // bf16 (as dtype says), int8, int4 or fp8: of matrices
+  engine::PromptOptions prompts;      // chat format and system prompt, as in the run file
+  int64_t max_sequence_length = 0;    // 0: the model's own, at most kDefaultMaxSequence
   std::string backend = "cpu";
   int threads = 0;
 };
@@ -32,6 +33,7 @@ ModelHostOptions OptionsOfRun(const RunConfig& run, int threads);
 struct ModelHost {
   engine::ModelFiles files;
   DType dtype = DType::kBF16;
+  engine::WeightFormat weight_format = engine::WeightFormat::kPlain;
   std::unique_ptr<engine::Device> device;
   std::unique_ptr<engine::Transformer> transformer;
   std::unique_ptr<engine::PromptEncoder> prompts;  // tokenizer, chat format, stop ids
@@ -50,9 +52,15 @@ absl::StatusOr<std::shared_ptr<const engine::WeightsVersion>> ReadInitialVersion
 // The tensors that versions of this model have, hashes left empty.
 engine::Manifest ManifestOf(const ModelHost& host);
 
-// The version laid out for the device's products. Any thread. Blocks.
+// A version and what BuildWeights made of it.
+struct BuiltVersion {
+  const engine::WeightsVersion* version = nullptr;
+  const engine::ModelWeights* weights = nullptr;
+};
+// The version laid out for the device's products, matrices in host.weight_format. Those of which no
+// tensor has another hash than in `base` (may be empty) are shared with it. Any thread. Blocks.
 absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> BuildWeights(
-    const ModelHost& host, const engine::WeightsVersion& version);
+    const ModelHost& host, const engine::WeightsVersion& version, const BuiltVersion& base = {});
 
 v1::NumericProfile ToProto(const engine::NumericProfile& profile);
 }  // namespace stretto::services

@@ -41,6 +41,10 @@ class GeneratorProgram final : public Service {
   void AddFlags(CLI::App& app) override {
     app.add_option("--model", model_.path, "serve this model, without a run file");
     app.add_option("--dtype", model_.dtype, "with --model: bf16 or f32");
+    app.add_option(
+        "--weight-dtype", weight_dtype_,
+        "matrices as bf16 (as the model has them), int8, int4 or fp8; with --run it wins "
+        "over rollout.weight_dtype");
     app.add_option("--backend", model_.backend, "with --model: cpu or reference");
     app.add_option("--chat-format", model_.prompts.chat_format,
                    "with --model: auto, chatml, llama3 or none");
@@ -103,6 +107,7 @@ class GeneratorProgram final : public Service {
     }
     if (!context.run.has_value()) {
       model_.threads = context.flags.threads;
+      if (!weight_dtype_.empty()) model_.weight_dtype = weight_dtype_;
       return absl::OkStatus();
     }
     const RunConfig& run = *context.run;
@@ -110,11 +115,20 @@ class GeneratorProgram final : public Service {
     const int64_t threads =
         context.flags.threads > 0 ? context.flags.threads : run.cluster.generator_threads;
     model_ = OptionsOfRun(run, static_cast<int>(threads));
+    model_.weight_dtype = weight_dtype_.empty() ? run.rollout.weight_dtype : weight_dtype_;
+    if (model_.weight_dtype != "bf16" && run.schedule.numerics == "exact") {
+      return absl::InvalidArgumentError(absl::StrCat("schedule.numerics is exact, but ",
+                                                     model_.weight_dtype,
+                                                     " weights don't give the trainer's log-probs: "
+                                                     "set it to fast and algorithm.importance_cap "
+                                                     "above 0, which corrects for the difference"));
+    }
     ASSIGN_OR_RETURN(swap_policy_, ParseSwapPolicy(run.schedule.weight_update));
     return absl::OkStatus();
   }
 
   ModelHostOptions model_;
+  std::string weight_dtype_;  // the flag
   ClusterSection cluster_;
   engine::SwapPolicy swap_policy_ = engine::SwapPolicy::kFinish;
   std::unique_ptr<ModelHost> host_;

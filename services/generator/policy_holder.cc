@@ -28,23 +28,27 @@ absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::st
                        .sources = sources,
                        .expected = expected_,
                        .cancelled = cancelled};
+  std::shared_ptr<const engine::ModelWeights> base_weights;
   {
     absl::MutexLock lock(&mutex_);
     if (current_.Is(number, hash) || prepared_.Is(number, hash)) return PreparedInfo();
-    request.base = prepared_.version != nullptr ? prepared_.version : current_.version;
+    const Held& base = prepared_.version != nullptr ? prepared_ : current_;
+    request.base = base.version;
+    base_weights = base.weights;
     // The same weights under another number: a skipped step, or a run that begins.
     if (request.base->hash == hash) {
       auto version = std::make_shared<engine::WeightsVersion>(*request.base);
       version->number = number;
-      prepared_ = {.version = std::move(version),
-                   .weights = prepared_.version != nullptr ? prepared_.weights : current_.weights};
+      prepared_ = {.version = std::move(version), .weights = std::move(base_weights)};
       return PreparedInfo();
     }
   }
   const int64_t start_ns = Clock::Real().NowNs();
   ASSIGN_OR_RETURN(FetchedWeights fetched, fetcher_(request));
   Held held{.version = fetched.version};
-  ASSIGN_OR_RETURN(held.weights, BuildWeights(*host_, *held.version));
+  ASSIGN_OR_RETURN(held.weights,
+                   BuildWeights(*host_, *held.version,
+                                {.version = request.base.get(), .weights = base_weights.get()}));
   absl::MutexLock lock(&mutex_);
   prepared_ = std::move(held);
   return PreparedInfo{.bytes_received = fetched.bytes_received,

@@ -32,18 +32,33 @@ class CpuStream : public Stream {};
 
 class CpuPackedWeight : public PackedWeight {
  public:
-  CpuPackedWeight(Buffer buffer, int64_t n, int64_t k, DType dtype)
-      : buffer_(std::move(buffer)), n_(n), k_(k), dtype_(dtype) {}
+  CpuPackedWeight(Buffer buffer, int64_t n, int64_t k, DType dtype,
+                  WeightFormat format = WeightFormat::kPlain)
+      : buffer_(std::move(buffer)), n_(n), k_(k), dtype_(dtype), format_(format) {}
   int64_t n() const override { return n_; }
   int64_t k() const override { return k_; }
   size_t bytes() const override { return buffer_.bytes(); }
-  DType dtype() const { return dtype_; }
+  WeightFormat format() const override { return format_; }
+  DType dtype() const { return dtype_; }  // of what was packed
   void* data() const { return reinterpret_cast<void*>(buffer_.handle()); }
+  cpu::PanelMatrix panels() const {
+    cpu::PanelMatrix b;
+    b.data = cpu::Source{data(), format_ == WeightFormat::kPlain && dtype_ == DType::kBF16};
+    b.n = n_;
+    b.k = k_;
+    b.format = format_;
+    if (format_ == WeightFormat::kInt8 || format_ == WeightFormat::kFp8) {
+      b.column_scales = reinterpret_cast<const float*>(
+          buffer_.handle() + cpu::QuantLayout(n_, k_, format_).scales_offset);
+    }
+    return b;
+  }
 
  private:
   Buffer buffer_;
   int64_t n_, k_;
   DType dtype_;
+  WeightFormat format_;
 };
 
 class CpuKvCache : public KvCache {
@@ -150,15 +165,17 @@ class CpuDevice final : public Device {
   // --- products
   // -----------------------------------------------------------------------------------
   absl::StatusOr<std::unique_ptr<PackedWeight>> Pack(Stream& stream,
-                                                     absl::Span<const Tensor> parts_NK) override {
+                                                     absl::Span<const Tensor> parts_NK,
+                                                     WeightFormat format) override {
     STRETTO_CHECK(!parts_NK.empty());
     int64_t n = 0;
     for (const Tensor& part : parts_NK) n += part.rows;
     const int64_t k = parts_NK[0].cols;
     const DType dtype = parts_NK[0].dtype;
-    auto buffer = Allocate(cpu::PackedBytes(n, k, dtype));
+    auto buffer = Allocate(format == WeightFormat::kPlain ? cpu::PackedBytes(n, k, dtype)
+                                                          : cpu::QuantLayout(n, k, format).bytes);
     if (!buffer.ok()) return buffer.status();
-    auto weight = std::make_unique<CpuPackedWeight>(*std::move(buffer), n, k, dtype);
+    auto weight = std::make_unique<CpuPackedWeight>(*std::move(buffer), n, k, dtype, format);
     Repack(stream, *weight, parts_NK);
     return weight;
   }
@@ -170,7 +187,11 @@ class CpuDevice final : public Device {
       n += part.rows;
     }
     STRETTO_CHECK(n == w.n());
-    cpu::PackWeight(kernels_, pool_, w.data(), parts_NK);
+    if (w.format() == WeightFormat::kPlain) {
+      cpu::PackWeight(kernels_, pool_, w.data(), parts_NK);
+    } else {
+      cpu::QuantizeWeight(kernels_, pool_, w.data(), w.format(), parts_NK);
+    }
   }
   void Linear(Stream&, const Tensor& out_TN, const Tensor& x_TK, const PackedWeight& weight,
               const Tensor& bias_N) override {
@@ -181,7 +202,7 @@ class CpuDevice final : public Device {
     cpu::Product product;
     product.out = out_TN;
     product.a = x_TK;
-    product.b = {cpu::Source{w.data(), w.dtype() == DType::kBF16}, w.n(), w.k()};
+    product.b = w.panels();
     product.bias = bias_N;
     cpu::Multiply(kernels_, pool_, product);
   }

@@ -1,16 +1,19 @@
 #include "engine/device/cpu/gemm.h"
 
 #include <algorithm>
+#include <array>
+#include <vector>
 
 #include "base/check.h"
 #include "engine/device/cpu/memory.h"
 
 namespace stretto::engine::cpu {
 namespace {
-constexpr int64_t kFewRows = 16;     // up to here K is walked in one piece
-constexpr int64_t kRowBlock = 96;    // rows of A that share one pass over B
-constexpr int64_t kDepth = 320;      // longest piece of K
-constexpr int64_t kPanelGroup = 16;  // panels of one task, at most
+constexpr int64_t kFewRows = 16;            // up to here K is walked in one piece
+constexpr int64_t kRowBlock = 96;           // rows of A that share one pass over B
+constexpr int64_t kDepth = 320;             // longest piece of K
+constexpr int64_t kDepthUnit = kInt4Group;  // pieces of K begin where groups of int4 do
+constexpr int64_t kPanelGroup = 16;         // panels of one task, at most
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -25,7 +28,7 @@ Blocking ChooseBlocking(int64_t m, int64_t k, int64_t num_panels, int tile_rows,
   b.num_row_blocks = CeilDiv(m, kRowBlock);
   b.row_block = CeilDiv(CeilDiv(m, b.num_row_blocks), tile_rows) * tile_rows;
   b.num_row_blocks = CeilDiv(m, b.row_block);
-  b.depth = m <= kFewRows ? k : CeilDiv(k, CeilDiv(k, kDepth));
+  b.depth = m <= kFewRows ? k : CeilDiv(CeilDiv(k, CeilDiv(k, kDepth)), kDepthUnit) * kDepthUnit;
   int64_t groups = CeilDiv(num_panels, kPanelGroup);
   const int64_t wanted = num_threads == 1 ? 1 : int64_t{4} * num_threads;
   if (b.num_row_blocks * groups < wanted) groups = CeilDiv(wanted, b.num_row_blocks);
@@ -70,13 +73,17 @@ void LoadC(const Product& p, const Task& t, float* c, int64_t c_stride) {
   }
 }
 
-void StoreC(const Kernels& kernels, const Product& p, const Task& t, const float* c,
-            int64_t c_stride) {
+void MultiplyBy(const float* scales, int64_t n, float* c) {
+  for (int64_t j = 0; j < n; ++j) c[j] *= scales[j];
+}
+
+void StoreC(const Kernels& kernels, const Product& p, const Task& t, float* c, int64_t c_stride) {
   const int64_t n0 = t.p0 * kPanel;
   const int64_t n = std::min(t.panels * kPanel, p.out.cols - n0);
   for (int64_t r = 0; r < t.rows; ++r) {
     const Sink to = MutableRowOf(p.out, t.m0 + r) + n0;
     const Source from{c + r * c_stride, false};
+    if (p.b.column_scales != nullptr) MultiplyBy(p.b.column_scales + n0, n, c + r * c_stride);
     if (p.bias) {
       kernels.row->add(to, from, RowOf(p.bias, 0) + n0, n);
     } else {
@@ -85,29 +92,51 @@ void StoreC(const Kernels& kernels, const Product& p, const Task& t, const float
   }
 }
 
+// Points the tile at panels [p0, p0 + count) from row k0 on. Quantised ones that several tiles will
+// walk are widened to f32 first: the values that the tiles of quantised panels make in registers.
+void LoadB(const Kernels& kernels, const Product& p, int64_t p0, int64_t count, int64_t k0,
+           bool widen, Tile& tile) {
+  tile.num_panels = count;
+  tile.panels = p.b.Panel(p0, k0);
+  tile.panel_stride = p.b.panel_stride();
+  if (!widen) return;
+  float* wide = FloatScratch(ScratchUse::kKeys, static_cast<size_t>(count * tile.k * kPanel));
+  tile.panel_stride = tile.k * kPanel;
+  for (int64_t j = 0; j < count; ++j) {
+    kernels.quant->widen_panel(wide + j * tile.panel_stride,
+                               static_cast<const int8_t*>(p.b.Panel(p0 + j, k0).data), tile.k,
+                               p.b.format);
+  }
+  tile.panels = Source{wide, false};
+}
+
 void RunTask(const Kernels& kernels, const Product& p, const Task& t, int64_t depth) {
   const int64_t c_stride = t.panels * kPanel;
+  const bool quantised = p.b.format != WeightFormat::kPlain;
   float* c = FloatScratch(ScratchUse::kC, static_cast<size_t>(t.rows * c_stride));
   if (p.accumulate) LoadC(p, t, c, c_stride);
   const int64_t num_tiles = CeilDiv(t.rows, kernels.gemm->max_rows);
-  const int64_t panels_at_once = t.rows <= kernels.gemm->max_rows ? t.panels : 1;
+  const int64_t panels_at_once = num_tiles == 1 ? t.panels : 1;
+  const bool widen = quantised && num_tiles > 1;
   for (int64_t k0 = 0; k0 < p.b.k || k0 == 0; k0 += depth) {
     Tile tile;
     tile.k = std::min(depth, p.b.k - k0);
-    tile.panel_stride = p.b.panel_stride();
     tile.c_stride = c_stride;
     tile.load_c = p.accumulate || k0 > 0;
     LoadA(kernels, p, t, k0, tile.k, tile);
     const float* a = tile.a;
     for (int64_t j = 0; j < t.panels; j += panels_at_once) {
-      tile.panels = p.b.Panel(t.p0 + j) + k0 * kPanel;
-      tile.num_panels = std::min(panels_at_once, t.panels - j);
+      LoadB(kernels, p, t.p0 + j, std::min(panels_at_once, t.panels - j), k0, widen, tile);
       for (int64_t i = 0; i < num_tiles; ++i) {
         const int64_t r0 = t.rows * i / num_tiles;
         tile.rows = static_cast<int>(t.rows * (i + 1) / num_tiles - r0);
         tile.a = a + r0 * (tile.a_k_major ? 1 : tile.a_stride);
         tile.c = c + r0 * c_stride + j * kPanel;
-        kernels.gemm->tile(tile);
+        if (quantised && !widen) {
+          kernels.quant->tile(tile, p.b.format);
+        } else {
+          kernels.gemm->tile(tile);
+        }
       }
     }
   }
@@ -128,6 +157,17 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
     t.panels = std::min(b.panel_group, p.b.num_panels() - t.p0);
     RunTask(kernels, p, t, b.depth);
   });
+}
+
+size_t QuantPanelBytes(int64_t k, WeightFormat format) {
+  return static_cast<size_t>(
+      format == WeightFormat::kInt4 ? CeilDiv(k, kInt4Group) * kInt4GroupBytes : k * kPanel);
+}
+
+Source PanelMatrix::Panel(int64_t p, int64_t k0) const {
+  if (format == WeightFormat::kPlain) return data + (p * panel_stride() + k0 * kPanel);
+  const auto* bytes = static_cast<const int8_t*>(data.data);
+  return {bytes + p * panel_stride() + QuantPanelBytes(k0, format), false};
 }
 
 size_t PackedBytes(int64_t n, int64_t k, DType dtype) {
@@ -164,6 +204,84 @@ void PackWeight(const Kernels& kernels, ThreadPool& pool, void* data,
       first += part.rows;
     }
     kernels.gemm->pack_transposed(to, Source{rows_together, bf16}, k, k, rows);
+  });
+}
+
+QuantLayout::QuantLayout(int64_t n, int64_t k, WeightFormat format) {
+  const auto panels = static_cast<size_t>(CeilDiv(n, kPanel));
+  scales_offset = (panels * QuantPanelBytes(k, format) + 63) / 64 * 64;
+  bytes = scales_offset + (format == WeightFormat::kInt4 ? 0 : panels * kPanel * sizeof(float));
+}
+
+namespace {
+// One row of each column of a panel, as f32; nullptr past the last.
+using PanelRows = std::array<const float*, kPanel>;
+
+void QuantizeBytesPanel(const PanelRows& rows, int64_t k, WeightFormat format, int8_t* panel,
+                        float* scales) {
+  auto* q = static_cast<int8_t*>(ThreadScratch(ScratchUse::kC, static_cast<size_t>(k * kPanel)));
+  for (int64_t j = 0; j < kPanel; ++j) {
+    scales[j] = 0;
+    if (rows[j] == nullptr) {
+      std::fill(q + j * k, q + (j + 1) * k, int8_t{0});
+    } else if (format == WeightFormat::kInt8) {
+      scales[j] = QuantizeInt8(rows[j], k, q + j * k);
+    } else {
+      scales[j] = QuantizeFp8(rows[j], k, q + j * k);
+    }
+  }
+  for (int64_t i = 0; i < k; ++i) {
+    for (int64_t j = 0; j < kPanel; ++j) panel[i * kPanel + j] = q[j * k + i];
+  }
+}
+
+void QuantizeInt4Panel(const Kernels& kernels, const PanelRows& rows, int64_t k, int8_t* panel) {
+  std::fill(panel, panel + QuantPanelBytes(k, WeightFormat::kInt4), int8_t{0});
+  for (int64_t k0 = 0; k0 < k; k0 += kInt4Group) {
+    int8_t* group = panel + k0 / kInt4Group * kInt4GroupBytes;
+    auto* scales = reinterpret_cast<uint16_t*>(group);
+    int8_t q[kPanel][kInt4Group] = {};
+    const int64_t count = std::min(kInt4Group, k - k0);
+    for (int64_t j = 0; j < kPanel; ++j) {
+      if (rows[j] == nullptr) continue;
+      scales[kernels.gemm->bf16_slot[j]] = QuantizeInt4Group(rows[j] + k0, count, q[j]);
+    }
+    constexpr int64_t kHalf = kPanel / 2;
+    int8_t* bytes = group + 2 * kPanel;
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t j = 0; j < kHalf; ++j) {
+        bytes[i * kHalf + j] =
+            static_cast<int8_t>((q[j][i] & 15) | (static_cast<int>(q[j + kHalf][i]) << 4));
+      }
+    }
+  }
+}
+}  // namespace
+
+void QuantizeWeight(const Kernels& kernels, ThreadPool& pool, void* data, WeightFormat format,
+                    absl::Span<const Tensor> parts_NK) {
+  std::vector<Source> row_of;
+  for (const Tensor& part : parts_NK) {
+    for (int64_t r = 0; r < part.rows; ++r) row_of.push_back(RowOf(part, r));
+  }
+  const auto n = static_cast<int64_t>(row_of.size());
+  const int64_t k = parts_NK[0].cols;
+  const QuantLayout layout(n, k, format);
+  auto* panels = static_cast<int8_t*>(data);
+  auto* scales = reinterpret_cast<float*>(panels + layout.scales_offset);
+  pool.ParallelFor(CeilDiv(n, kPanel), [&](int64_t p) {
+    float* wide = FloatScratch(ScratchUse::kA, static_cast<size_t>(k * kPanel));
+    PanelRows rows = {};
+    for (int64_t j = 0; j < std::min<int64_t>(kPanel, n - p * kPanel); ++j) {
+      kernels.row->convert(Sink{wide + j * k, false}, row_of[p * kPanel + j], k);
+      rows[j] = wide + j * k;
+    }
+    int8_t* panel = panels + static_cast<size_t>(p) * QuantPanelBytes(k, format);
+    if (format == WeightFormat::kInt4) {
+      QuantizeInt4Panel(kernels, rows, k, panel);
+    } else {
+      QuantizeBytesPanel(rows, k, format, panel, scales + p * kPanel);
+    }
   });
 }
 

@@ -12,13 +12,25 @@
 #include "engine/device/device.h"
 
 namespace stretto::engine::cpu {
-// B as panels [ceil(n / 16)][k][16], bf16 or f32.
+// Bytes of one quantised panel of k rows.
+size_t QuantPanelBytes(int64_t k, WeightFormat format);
+
+// B as panels [ceil(n / 16)][k][16], bf16 or f32; or quantised (quant_kernels.cc), with the scales
+// of columns where the format has them.
 struct PanelMatrix {
   Source data;
   int64_t n = 0, k = 0;
-  ptrdiff_t panel_stride() const { return static_cast<ptrdiff_t>(k) * kPanel; }
+  WeightFormat format = WeightFormat::kPlain;
+  const float* column_scales = nullptr;  // ceil(n / 16) · 16; int8 and fp8
+
   int64_t num_panels() const { return (n + kPanel - 1) / kPanel; }
-  Source Panel(int64_t p) const { return data + p * panel_stride(); }
+  // In elements, or in bytes where quantised.
+  ptrdiff_t panel_stride() const {
+    return format == WeightFormat::kPlain ? static_cast<ptrdiff_t>(k) * kPanel
+                                          : static_cast<ptrdiff_t>(QuantPanelBytes(k, format));
+  }
+  // Panel p from row k0 on; with int4, k0 begins a group.
+  Source Panel(int64_t p, int64_t k0) const;
 };
 
 struct Product {
@@ -36,6 +48,14 @@ size_t PackedBytes(int64_t n, int64_t k, DType dtype);
 // parts_NK stacked along N into `data`.
 void PackWeight(const Kernels& kernels, ThreadPool& pool, void* data,
                 absl::Span<const Tensor> parts_NK);
+
+// The same quantised: panels, then the column scales. `n` and `k` of all parts together.
+struct QuantLayout {
+  QuantLayout(int64_t n, int64_t k, WeightFormat format);
+  size_t scales_offset = 0, bytes = 0;
+};
+void QuantizeWeight(const Kernels& kernels, ThreadPool& pool, void* data, WeightFormat format,
+                    absl::Span<const Tensor> parts_NK);
 
 // out_MN (f32) (+)= a · b with b given as rows, b row k holding N columns: packed piece by piece
 // into scratch memory of the calling thread.

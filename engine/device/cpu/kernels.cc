@@ -38,6 +38,7 @@ Kernels SelectKernels(InstructionSet set, bool allow_fma) {
   k.set = set;
   k.fma = allow_fma && wide;
   k.gemm = GetGemmKernels(set, k.fma);
+  k.quant = GetQuantKernels(set, k.fma);
   k.row = GetRowKernels(set, k.fma);
   k.softmax = GetSoftmaxKernels(set, k.fma);
   return k;

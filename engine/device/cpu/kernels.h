@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "engine/device/quantize.h"
 #include "engine/device/tensor.h"
 
 namespace stretto::engine::cpu {
@@ -87,6 +88,18 @@ struct GemmKernels {
                           int64_t n) = nullptr;
 };
 
+// One group of 32 k of an int4 panel: 16 bf16 scales and 32 rows of 16 halves of bytes.
+inline constexpr int64_t kInt4GroupBytes = 2 * kPanel + kInt4Group * kPanel / 2;
+
+// Over panels of a quantised format (quant_kernels.cc has the layouts). Column scales of int8 and
+// fp8 are not applied: the caller multiplies the finished chains.
+struct QuantKernels {
+  // As GemmKernels::tile; a is not a_k_major, panel_stride is in bytes, int4 begins a group.
+  void (*tile)(const Tile& t, WeightFormat format) = nullptr;
+  // A panel from its start as f32 [k][kPanel]: what the tiles see.
+  void (*widen_panel)(float* dst, const int8_t* panel, int64_t k, WeightFormat format) = nullptr;
+};
+
 struct AdamWParams {
   float lr, beta1, beta2, eps, weight_decay, grad_scale, correction1, correction2;
 };
@@ -149,11 +162,13 @@ struct Kernels {
   InstructionSet set = InstructionSet::kScalar;
   bool fma = false;  // products and sums are fused
   const GemmKernels* gemm = nullptr;
+  const QuantKernels* quant = nullptr;
   const RowKernels* row = nullptr;
   const SoftmaxKernels* softmax = nullptr;
 };
 
 const GemmKernels* GetGemmKernels(InstructionSet set, bool fma);
+const QuantKernels* GetQuantKernels(InstructionSet set, bool fma);
 const RowKernels* GetRowKernels(InstructionSet set, bool fma);
 const SoftmaxKernels* GetSoftmaxKernels(InstructionSet set, bool fma);
 

@@ -13,15 +13,43 @@ using namespace reference;  // NOLINT(google-build-using-namespace): this backen
 
 class ReferenceWeight final : public PackedWeight {
  public:
-  ReferenceWeight(int64_t n, int64_t k) : n_(n), k_(k) {}
+  ReferenceWeight(int64_t n, int64_t k, WeightFormat format) : n_(n), k_(k), format_(format) {}
   int64_t n() const override { return n_; }
   int64_t k() const override { return k_; }
   size_t bytes() const override { return values.size() * sizeof(float); }
-  Row values;
+  WeightFormat format() const override { return format_; }
+  // Row n as it is multiplied; of int8 and fp8 the finished chain is multiplied by its scale.
+  void AddRow(const float* w);
+  Row values, scales;
 
  private:
   int64_t n_, k_;
+  WeightFormat format_;
 };
+
+void ReferenceWeight::AddRow(const float* w) {
+  std::vector<int8_t> q(k_);
+  switch (format_) {
+    case WeightFormat::kPlain:
+      values.insert(values.end(), w, w + k_);
+      return;
+    case WeightFormat::kInt8:
+      scales.push_back(QuantizeInt8(w, k_, q.data()));
+      for (const int8_t x : q) values.push_back(x);
+      return;
+    case WeightFormat::kFp8:
+      scales.push_back(QuantizeFp8(w, k_, q.data()));
+      for (const int8_t x : q) values.push_back(Fp8ToF32(x));
+      return;
+    case WeightFormat::kInt4:
+      for (int64_t begin = 0; begin < k_; begin += kInt4Group) {
+        const int64_t count = std::min(kInt4Group, k_ - begin);
+        const float scale = Bf16ToF32(QuantizeInt4Group(w + begin, count, q.data()));
+        for (int64_t i = 0; i < count; ++i) values.push_back(scale * static_cast<float>(q[i]));
+      }
+      return;
+  }
+}
 
 class ReferenceDevice final : public Device {
  public:
@@ -72,21 +100,22 @@ class ReferenceDevice final : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<PackedWeight>> Pack(Stream& stream,
-                                                     absl::Span<const Tensor> parts_NK) override {
+                                                     absl::Span<const Tensor> parts_NK,
+                                                     WeightFormat format) override {
     STRETTO_CHECK(!parts_NK.empty());
     int64_t n = 0;
     for (const Tensor& part : parts_NK) n += part.rows;
-    auto weight = std::make_unique<ReferenceWeight>(n, parts_NK[0].cols);
+    auto weight = std::make_unique<ReferenceWeight>(n, parts_NK[0].cols, format);
     Repack(stream, *weight, parts_NK);
     return weight;
   }
   void Repack(Stream&, PackedWeight& weight, absl::Span<const Tensor> parts_NK) override {
     auto& w = static_cast<ReferenceWeight&>(weight);
     w.values.clear();
+    w.scales.clear();
     for (const Tensor& part : parts_NK) {
       STRETTO_CHECK(part.cols == w.k());
-      const Row values = LoadAll(part);
-      w.values.insert(w.values.end(), values.begin(), values.end());
+      for (int64_t r = 0; r < part.rows; ++r) w.AddRow(LoadRow(part, r).data());
     }
     STRETTO_CHECK(static_cast<int64_t>(w.values.size()) == w.n() * w.k());
   }
@@ -103,6 +132,7 @@ class ReferenceDevice final : public Device {
       for (int64_t n = 0; n < N; ++n) {
         float sum = 0;
         for (int64_t k = 0; k < K; ++k) sum = chain_(x[k], w.values[n * K + k], sum);
+        if (!w.scales.empty()) sum *= w.scales[n];
         out[n] = bias.empty() ? sum : sum + bias[n];
       }
       StoreRow(out_TN, t, out);
