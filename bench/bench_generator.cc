@@ -1,8 +1,9 @@
 // Measures the inference engine on a model of SmolLM2-135M's shape with random weights, bf16,
 // against the machine's two ceilings: decoding with 1, 8, 32 and 64 sequences, prefill of 512
-// tokens, and a group of 8 samples with and without sharing its prompt. A step's ceiling is the
-// larger of its operations at peak arithmetic and its bytes (weights once, keys and values) at the
-// bandwidth of memory. Writes build/bench/generator.json.
+// tokens, a group of 8 samples with and without sharing its prompt, and decoding with quantised
+// weights beside bf16 ones. A step's ceiling is the larger of its operations at peak arithmetic and
+// its bytes (weights once, keys and values) at the bandwidth of memory. Writes
+// build/bench/generator.json.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -87,15 +88,11 @@ class GeneratorBench {
     auto model = Transformer::Create(*device_, SmolLm2Config(), {DType::kBF16, 8192});
     STRETTO_CHECK(model.ok());
     model_ = *std::move(model);
-    const auto stream = device_->CreateStream();
-    auto weights =
-        ModelWeights::Load(*device_, *stream, model_->config(), DType::kBF16, RandomParameter);
-    STRETTO_CHECK(weights.ok());
-    weights_ = *std::move(weights);
+    weights_ = LoadWeights(engine::WeightFormat::kPlain);
     sizes_ = CountMatrices(model_->config());
   }
 
-  // `only`: the one part to run ("1", "8", "32", "64", "prefill", "group"), or empty.
+  // `only`: the one part to run ("1", "8", "32", "64", "prefill", "group", "quantized"), or empty.
   void Run(const std::string& only) {
     const auto wanted = [&only](const std::string& part) { return only.empty() || only == part; };
     ceilings_ = {PeakFlops(num_threads_), ReadBandwidth(num_threads_)};
@@ -108,15 +105,27 @@ class GeneratorBench {
     if (wanted("64")) Decode(64, std::nullopt);
     if (wanted("prefill")) Prefill();
     if (wanted("group")) Group();
+    if (wanted("quantized")) Quantized();
     report_.Write();
   }
 
  private:
+  std::shared_ptr<const ModelWeights> LoadWeights(engine::WeightFormat format) {
+    const auto stream = device_->CreateStream();
+    auto weights = ModelWeights::Load(*device_, *stream, model_->config(), DType::kBF16,
+                                      RandomParameter, {.format = format});
+    STRETTO_CHECK(weights.ok());
+    return *std::move(weights);
+  }
   std::unique_ptr<InferenceEngine> Engine(bool prefix_cache) {
+    return Engine(prefix_cache, weights_);
+  }
+  std::unique_ptr<InferenceEngine> Engine(bool prefix_cache,
+                                          std::shared_ptr<const ModelWeights> weights) {
     EngineOptions options;
     options.kv_cache_bytes = int64_t{512} << 20;
     options.prefix_cache = prefix_cache;
-    auto engine = InferenceEngine::Create(*model_, {weights_, 1, "random"}, options);
+    auto engine = InferenceEngine::Create(*model_, {std::move(weights), 1, "random"}, options);
     STRETTO_CHECK(engine.ok());
     return *std::move(engine);
   }
@@ -214,6 +223,51 @@ class GeneratorBench {
       seconds[shared ? 0 : 1] = SecondsNow() - start;
     }
     report_.Add("group of 8, prompt 512: sharing is faster by", seconds[1] / seconds[0], "x", 3.0);
+  }
+
+  // Seconds of `num_steps` steps that decode.
+  double DecodeSeconds(const std::shared_ptr<const ModelWeights>& weights, int num_sequences,
+                       int num_steps) {
+    const auto engine = Engine(true, weights);
+    for (int i = 0; i < num_sequences; ++i) {
+      STRETTO_CHECK(engine->Submit(Make(static_cast<uint64_t>(i), 16, num_steps + 2)).ok());
+    }
+    while (engine->stats().tokens_generated < num_sequences) engine->Step();
+    const double start = SecondsNow();
+    for (int i = 0; i < num_steps; ++i) engine->Step();
+    return SecondsNow() - start;
+  }
+
+  // Against bf16 in turns, so that what else the machine does meets both.
+  void Quantized() {
+    for (const engine::WeightFormat format :
+         {engine::WeightFormat::kInt8, engine::WeightFormat::kInt4, engine::WeightFormat::kFp8}) {
+      const auto weights = LoadWeights(format);
+      const std::string name = std::string(engine::Name(format)) + " weights";
+      report_.Add(
+          name + ": bytes, of bf16's",
+          static_cast<double>(MatrixBytes(*weights)) / static_cast<double>(MatrixBytes(*weights_)),
+          "");
+      for (const int sequences : {1, 8, 32}) {
+        std::vector<double> ratios;
+        for (int turn = 0; turn < 5; ++turn) {
+          const double plain = DecodeSeconds(weights_, sequences, 16);
+          ratios.push_back(plain / DecodeSeconds(weights, sequences, 16));
+        }
+        std::sort(ratios.begin(), ratios.end());
+        std::optional<double> target;
+        if (format == engine::WeightFormat::kInt8 && sequences == 1) target = 1.5;
+        report_.Add(name + ": decoding " + std::to_string(sequences) + " is faster by", ratios[2],
+                    "x", target);
+      }
+    }
+  }
+  static size_t MatrixBytes(const ModelWeights& w) {
+    size_t bytes = w.lm_head->bytes();
+    for (const auto& l : w.layers) {
+      bytes += l.qkv->bytes() + l.o->bytes() + l.gate_up->bytes() + l.down->bytes();
+    }
+    return bytes;
   }
 
   Report report_;

@@ -37,7 +37,7 @@ struct WeightsOptions {
   const ModelWeights* base = nullptr;
   // With `base`: whether a parameter differs from the base's. Matrices in which none does are
   // shared, and their parameters not read.
-  std::function<bool(const Parameter& parameter)> changed;
+  std::function<bool(const Parameter& parameter)> changed = nullptr;
 };
 
 class ModelWeights {

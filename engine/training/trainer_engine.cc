@@ -197,6 +197,7 @@ void TrainerEngine::EvaluateObjective(const TrainBatch& batch, const MicroBatch&
       const double difference = std::abs(double{logprobs[begin + j]} - c.behaviour_logprobs[j]);
       // Written so that a NaN is kept.
       if (!(difference <= result.logprob_mismatch_max)) result.logprob_mismatch_max = difference;
+      result.logprob_mismatch_sum += difference;
       ++result.num_compared_tokens;
     }
   }

@@ -41,6 +41,7 @@ struct StepResult {
   std::map<std::string, double> metrics;  // the objective's sums
   // Over tokens that were generated under the version the step started from.
   double logprob_mismatch_max = 0;
+  double logprob_mismatch_sum = 0;
   int64_t num_compared_tokens = 0;
   int64_t num_trained_tokens = 0;   // completion tokens
   int64_t num_computed_tokens = 0;  // rows through the transformer

@@ -102,6 +102,7 @@ TEST_CASE("the mismatch is exactly 0 on fresh tokens and counts no stale ones") 
   result = again->Step(batch, TestObjective());
   REQUIRE_OK(result);
   CHECK(result->logprob_mismatch_max == Approx(1.0));
+  CHECK(result->logprob_mismatch_sum == Approx(1.0));
 }
 
 TEST_CASE(

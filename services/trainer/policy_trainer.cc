@@ -195,7 +195,8 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   ASSIGN_OR_RETURN(const auto objective, rl::MakeObjective(run_.algorithm.name, options));
   const StepObjective step_objective(*objective, request.batch, request.base_version);
   ASSIGN_OR_RETURN(const engine::StepResult result, engine_->Step(request.batch, step_objective));
-  if (const auto& mismatch = step_objective.first_mismatch(); mismatch.has_value()) {
+  const auto& mismatch = step_objective.first_mismatch();
+  if (mismatch.has_value() && run_.schedule.numerics == "exact") {
     LogMismatch(*mismatch, request, result.logprob_mismatch_max);
   }
   const int64_t publish_ns = Clock::Real().NowNs();
@@ -211,6 +212,10 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   outcome.metrics["grad_norm"] = result.grad_norm;
   outcome.metrics["lr"] = result.lr;
   outcome.metrics["logprob_mismatch_max"] = result.logprob_mismatch_max;
+  // Between this trainer and the generators: of quantised weights, what quantising costs.
+  outcome.metrics["logprob_mismatch_mean"] =
+      result.logprob_mismatch_sum /
+      static_cast<double>(std::max<int64_t>(1, result.num_compared_tokens));
   outcome.metrics["compared_tokens"] = static_cast<double>(result.num_compared_tokens);
   outcome.metrics["trained_tokens"] = static_cast<double>(result.num_trained_tokens);
   outcome.metrics["micro_batches"] = static_cast<double>(result.num_micro_batches);
