@@ -1,7 +1,10 @@
 #include "services/common/model_host.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -67,15 +70,66 @@ Manifest ManifestOf(const ModelHost& host) {
   return manifest;
 }
 
-absl::StatusOr<std::shared_ptr<const WeightsVersion>> ReadInitialVersion(const ModelHost& host) {
-  RETURN_IF_ERROR(engine::ScanForNonFinite(host.files.config, *host.files.tensors));
-  Manifest manifest = ManifestOf(host);
-  std::vector<SharedBytes> tensors;
-  for (const engine::TensorEntry& entry : manifest) {
-    engine::Bytes bytes(static_cast<size_t>(entry.NumBytes()));
-    RETURN_IF_ERROR(host.files.tensors->ReadAll(entry.name, host.dtype, bytes.data()));
-    tensors.emplace_back(std::move(bytes));
+namespace {
+// How many of `count` elements of integer type Bits are NaN or infinite: all bits of `exponent`
+// set.
+template <class Bits, Bits exponent>
+int64_t CountNonFinite(const uint8_t* bytes, int64_t count) {
+  constexpr int64_t kBlock = 4096;
+  std::array<Bits, kBlock> block;
+  int64_t num_bad = 0;
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t size = std::min(kBlock, count - begin);
+    block.fill(0);
+    std::memcpy(block.data(), bytes + begin * sizeof(Bits), size * sizeof(Bits));
+    Bits largest = 0;
+    for (const Bits x : block) largest = std::max(largest, static_cast<Bits>(x & exponent));
+    if (largest != exponent) continue;
+    num_bad += std::count_if(block.begin(), block.end(),
+                             [](Bits x) { return (x & exponent) == exponent; });
   }
+  return num_bad;
+}
+
+// The tensor's elements in the host's dtype: the mapped file's own bytes where it has them so.
+absl::StatusOr<SharedBytes> ReadTensor(const ModelHost& host, const engine::TensorEntry& entry) {
+  const engine::TensorInfo* info = host.files.tensors->Find(entry.name);
+  SharedBytes bytes;
+  if (info != nullptr && host.files.kind == engine::ModelFiles::Kind::kFolder &&
+      info->type == engine::ToStorage(host.dtype)) {
+    bytes = SharedBytes(host.files.tensors, info->bytes);
+  } else {
+    engine::Bytes own(static_cast<size_t>(entry.NumBytes()));
+    RETURN_IF_ERROR(host.files.tensors->ReadAll(entry.name, host.dtype, own.data()));
+    bytes = SharedBytes(std::move(own));
+  }
+  const uint8_t* data = bytes.span().data();
+  const int64_t num_bad = host.dtype == DType::kBF16
+                              ? CountNonFinite<int16_t, 0x7f80>(data, entry.NumElements())
+                              : CountNonFinite<int32_t, 0x7f800000>(data, entry.NumElements());
+  if (num_bad == 0) return bytes;
+  return absl::InvalidArgumentError(absl::StrCat(host.files.path, ": tensor ", entry.name, " has ",
+                                                 num_bad, " values that are NaN or infinite"));
+}
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const WeightsVersion>> ReadInitialVersion(const ModelHost& host) {
+  Manifest manifest = ManifestOf(host);
+  std::vector<SharedBytes> tensors(manifest.size());
+  std::vector<absl::Status> statuses(manifest.size());
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < manifest.size();) {
+      absl::StatusOr<SharedBytes> bytes = ReadTensor(host, manifest[i]);
+      statuses[i] = bytes.status();
+      if (bytes.ok()) tensors[i] = *std::move(bytes);
+    }
+  };
+  std::vector<std::thread> helpers;
+  for (int i = 1; i < host.device->num_threads(); ++i) helpers.emplace_back(work);
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
   return engine::MakeVersion(0, std::move(manifest), std::move(tensors));
 }
 

@@ -46,6 +46,8 @@ absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions&
 
 // Version 0: the weights as the files have them, in the dtype of computation. The same files and
 // dtype give the same hash in every service. A NaN or infinity is an error that names the tensor.
+// Tensors that a safetensors file stores in that dtype are not copied: the version keeps the file
+// mapped, which must not be written to meanwhile (replacing it by renaming is safe).
 absl::StatusOr<std::shared_ptr<const engine::WeightsVersion>> ReadInitialVersion(
     const ModelHost& host);
 

@@ -92,24 +92,6 @@ void StoreC(const Kernels& kernels, const Product& p, const Task& t, float* c, i
   }
 }
 
-// Points the tile at panels [p0, p0 + count) from row k0 on. Quantised ones that several tiles will
-// walk are widened to f32 first: the values that the tiles of quantised panels make in registers.
-void LoadB(const Kernels& kernels, const Product& p, int64_t p0, int64_t count, int64_t k0,
-           bool widen, Tile& tile) {
-  tile.num_panels = count;
-  tile.panels = p.b.Panel(p0, k0);
-  tile.panel_stride = p.b.panel_stride();
-  if (!widen) return;
-  float* wide = FloatScratch(ScratchUse::kKeys, static_cast<size_t>(count * tile.k * kPanel));
-  tile.panel_stride = tile.k * kPanel;
-  for (int64_t j = 0; j < count; ++j) {
-    kernels.quant->widen_panel(wide + j * tile.panel_stride,
-                               static_cast<const int8_t*>(p.b.Panel(p0 + j, k0).data), tile.k,
-                               p.b.format);
-  }
-  tile.panels = Source{wide, false};
-}
-
 void RunTask(const Kernels& kernels, const Product& p, const Task& t, int64_t depth) {
   const int64_t c_stride = t.panels * kPanel;
   const bool quantised = p.b.format != WeightFormat::kPlain;
@@ -117,22 +99,23 @@ void RunTask(const Kernels& kernels, const Product& p, const Task& t, int64_t de
   if (p.accumulate) LoadC(p, t, c, c_stride);
   const int64_t num_tiles = CeilDiv(t.rows, kernels.gemm->max_rows);
   const int64_t panels_at_once = num_tiles == 1 ? t.panels : 1;
-  const bool widen = quantised && num_tiles > 1;
   for (int64_t k0 = 0; k0 < p.b.k || k0 == 0; k0 += depth) {
     Tile tile;
     tile.k = std::min(depth, p.b.k - k0);
+    tile.panel_stride = p.b.panel_stride();
     tile.c_stride = c_stride;
     tile.load_c = p.accumulate || k0 > 0;
     LoadA(kernels, p, t, k0, tile.k, tile);
     const float* a = tile.a;
     for (int64_t j = 0; j < t.panels; j += panels_at_once) {
-      LoadB(kernels, p, t.p0 + j, std::min(panels_at_once, t.panels - j), k0, widen, tile);
+      tile.panels = p.b.Panel(t.p0 + j, k0);
+      tile.num_panels = std::min(panels_at_once, t.panels - j);
       for (int64_t i = 0; i < num_tiles; ++i) {
         const int64_t r0 = t.rows * i / num_tiles;
         tile.rows = static_cast<int>(t.rows * (i + 1) / num_tiles - r0);
         tile.a = a + r0 * (tile.a_k_major ? 1 : tile.a_stride);
         tile.c = c + r0 * c_stride + j * kPanel;
-        if (quantised && !widen) {
+        if (quantised) {
           kernels.quant->tile(tile, p.b.format);
         } else {
           kernels.gemm->tile(tile);

@@ -96,8 +96,6 @@ inline constexpr int64_t kInt4GroupBytes = 2 * kPanel + kInt4Group * kPanel / 2;
 struct QuantKernels {
   // As GemmKernels::tile; a is not a_k_major, panel_stride is in bytes, int4 begins a group.
   void (*tile)(const Tile& t, WeightFormat format) = nullptr;
-  // A panel from its start as f32 [k][kPanel]: what the tiles see.
-  void (*widen_panel)(float* dst, const int8_t* panel, int64_t k, WeightFormat format) = nullptr;
 };
 
 struct AdamWParams {

@@ -150,28 +150,8 @@ void QuantTile(const Tile& t, WeightFormat format) {
   }
 }
 
-HWY_INLINE void StoreRow(const V* b, float* dst) {
-  for (int i = 0; i < kVectors; ++i) hn::StoreU(b[i], D(), dst + i * kLanes);
-}
-
-void WidenPanel(float* dst, const int8_t* panel, int64_t num_k, WeightFormat format) {
-  V b[kVectors], scale[kVectors] = {};
-  for (int64_t k = 0; k < num_k; ++k) {
-    if (format == WeightFormat::kInt4) {
-      const int8_t* group = panel + k / kInt4Group * kInt4GroupBytes;
-      if (k % kInt4Group == 0) LoadPanelRow<true>(group, 0, scale);
-      LoadNibblesRow(group + kPanel * 2 + k % kInt4Group * (kPanel / 2), scale, b);
-    } else if (format == WeightFormat::kInt8) {
-      LoadBytesRow<WeightFormat::kInt8>(panel + k * kPanel, b);
-    } else {
-      LoadBytesRow<WeightFormat::kFp8>(panel + k * kPanel, b);
-    }
-    StoreRow(b, dst + k * kPanel);
-  }
-}
-
-constexpr QuantKernels kQuantTwoRoundings = {QuantTile<false>, WidenPanel};
-constexpr QuantKernels kQuantFused = {QuantTile<kHaveFma>, WidenPanel};
+constexpr QuantKernels kQuantTwoRoundings = {QuantTile<false>};
+constexpr QuantKernels kQuantFused = {QuantTile<kHaveFma>};
 }  // namespace HWY_NAMESPACE
 }  // namespace stretto::engine::cpu
 HWY_AFTER_NAMESPACE();
