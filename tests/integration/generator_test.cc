@@ -203,6 +203,19 @@ TEST_CASE("what a generator refuses, and says why") {
   CHECK(Generate(*server.stub, MakeGenerateRequest(kPrompt, 1, 8)).status.ok());
 }
 
+TEST_CASE("quantised weights write tokens under a profile of their own, the same every time") {
+  Server server({"--weight-dtype", "int8"});
+  CHECK(server.Status().profile().dtype() == "bf16+int8");
+  const Generated first = Generate(*server.stub, MakeGenerateRequest(kPrompt, 2, 8));
+  const Generated again = Generate(*server.stub, MakeGenerateRequest(kPrompt, 2, 8));
+  REQUIRE(first.status.ok());
+  REQUIRE(again.status.ok());
+  REQUIRE(first.completions.size() == 2);
+  for (const auto& [index, completion] : first.completions) {
+    CHECK(completion.SerializeAsString() == again.completions.at(index).SerializeAsString());
+  }
+}
+
 TEST_CASE("a caller that goes away frees what it had begun") {
   Server server;
   v1::GenerateRequest request = MakeGenerateRequest(kPrompt, 8, 200);
