@@ -77,7 +77,7 @@ void AddCommonFlags(CLI::App& app, ServiceFlags& flags) {
 // each new policy version has hundreds of blocks below 32 MB: without fixed limits the freed
 // versions of dozens of arenas stay resident (gigabytes, measured).
 void ReturnFreedMemory() {
-  mallopt(M_MMAP_THRESHOLD, 256 << 10);
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
   mallopt(M_ARENA_MAX, 4);
 }
 
