@@ -25,7 +25,13 @@ class StreamingText final : public engine::TextDecoder {
 
 absl::StatusOr<std::shared_ptr<const engine::TensorSource>> OpenMasters(
     const std::string& checkpoint) {
-  return engine::OpenSafetensors(JoinPath(checkpoint, "masters.safetensors"));
+  ASSIGN_OR_RETURN(auto masters,
+                   engine::OpenSafetensors(JoinPath(checkpoint, "masters.safetensors")));
+  const absl::Status intact = engine::VerifyMasters(Files::Real(), checkpoint, *masters);
+  if (!intact.ok()) {
+    return Annotate(intact, "this checkpoint is damaged (--checkpoint takes an older one)");
+  }
+  return masters;
 }
 
 absl::StatusOr<std::string> NewestCheckpoint(const std::string& run_dir) {

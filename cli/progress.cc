@@ -87,8 +87,12 @@ void Progress::Note(const std::string& text) {
 void Progress::Show(const v1::RunStatus& status) {
   if (!began_) {
     began_ = true;
-    last_step_ = status.step();
-    if (status.step() > 0) Note(absl::StrCat("Resuming after step ", status.step()));
+    last_step_ = status.first_step();
+    if (last_step_ > 0) Note(absl::StrCat("Resuming after step ", last_step_));
+  }
+  if (status.last_event() != last_event_) {
+    last_event_ = status.last_event();
+    if (!last_event_.empty()) Note(last_event_);
   }
   if (status.step() > last_step_) {
     last_step_ = status.step();

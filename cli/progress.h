@@ -24,7 +24,7 @@ class Progress {
   bool live_ = false;
   bool began_ = false;
   int64_t last_step_ = 0;
-  std::string last_phase_, last_detail_;
+  std::string last_phase_, last_detail_, last_event_;
 };
 
 // "step 3/60  reward 0.53  kl 0.0012 …" from a step's metrics.

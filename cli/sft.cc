@@ -124,6 +124,7 @@ absl::Status Sft(const SftFlags& flags) {
     return absl::AlreadyExistsError(
         absl::StrCat(flags.out, ": exists already; --overwrite replaces it"));
   }
+  RETURN_IF_ERROR(engine::CheckReplaceable(Files::Real(), flags.out));
   ASSIGN_OR_RETURN(const auto files, OpenStart(flags));
   ASSIGN_OR_RETURN(const auto prompts, engine::PromptEncoder::Open(files, flags.prompts));
   ASSIGN_OR_RETURN(const auto examples, ReadExamples(*prompts, flags.data));

@@ -60,6 +60,7 @@ absl::Status ShowEnded(const StatusFlags& flags) {
                           "eval_before", "eval_after", "checkpoint_path", "checkpoint_hash"}) {
     if (!summary.contains(key)) continue;
     const nlohmann::json& value = summary[key];
+    if (value.is_number() && value.get<double>() < 0) continue;  // not measured
     const std::string shown = value.is_string() ? value.get<std::string>() : value.dump();
     std::printf("  %-16s %s\n", key, shown.c_str());
   }

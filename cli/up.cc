@@ -15,7 +15,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "cli/commands.h"
@@ -33,6 +35,7 @@ constexpr int64_t kPollNs = 100'000'000;
 constexpr int64_t kStartTimeoutNs = 30'000'000'000;
 // A process that runs but has not been heard of for so long (and six leases) hangs.
 constexpr int64_t kHangNs = 30'000'000'000;
+constexpr int64_t kHeardNs = 2'000'000'000;
 
 std::atomic<int> g_interrupts{0};
 void OnInterrupt(int) { g_interrupts.fetch_add(1); }
@@ -55,6 +58,18 @@ RunConfig Essence(RunConfig config) {
   config.cluster.backend = backend;
   config.run.dir.clear();
   return config;
+}
+
+// The first line in which two texts of equal shape differ, "was …, is …"; empty: none.
+std::string FirstDifference(const std::string& before, const std::string& after) {
+  const std::vector<std::string> a = absl::StrSplit(before, '\n'), b = absl::StrSplit(after, '\n');
+  for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
+    const std::string was = i < a.size() ? a[i] : "", is = i < b.size() ? b[i] : "";
+    if (was == is) continue;
+    return absl::StrCat("was `", absl::StripAsciiWhitespace(was), "`, is `",
+                        absl::StripAsciiWhitespace(is), "`");
+  }
+  return "";
 }
 
 // The folder's lock, held while this object lives.
@@ -94,10 +109,11 @@ absl::Status PrepareFolder(const RunConfig& config) {
   const std::string path = RunFileOf(config.run.dir);
   if (files.Exists(path) && HasResults(config.run.dir)) {
     ASSIGN_OR_RETURN(const RunConfig old, LoadRunConfig(path));
-    if (ToYaml(Essence(old)) != ToYaml(Essence(config))) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(config.run.dir, " holds a run with other settings (", path,
-                       "): give this one another run.name, or remove the folder to begin again"));
+    const std::string difference = FirstDifference(ToYaml(Essence(old)), ToYaml(Essence(config)));
+    if (!difference.empty()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          config.run.dir, " holds a run with other settings (", path, ": ", difference,
+          "): give this one another folder (run.name or run.dir), or remove that one"));
     }
   }
   return files.WriteAtomically(path, ToYaml(config));
@@ -244,15 +260,17 @@ class UpCommand {
   // is started again.
   void KillWhoHangs() {
     const int64_t now = Clock::Real().NowNs();
+    // While the coordinator can't be asked, nothing is known of the others.
+    const bool can_ask = now - heard_ns_[kCoordinator] < kHeardNs;
     const int64_t patience_ns = std::max(kHangNs, 6 * config_.cluster.lease_ms * 1'000'000);
     for (auto& [name, heard_ns] : heard_ns_) {
-      if (!supervisor_.IsRunning(name)) heard_ns = now;
+      const bool is_known = can_ask || name == kCoordinator;
+      if (!is_known || !supervisor_.IsRunning(name)) heard_ns = now;
       if (now - heard_ns < patience_ns) continue;
       progress_.Note(absl::StrCat(name, " runs but has not been heard of for ",
                                   (now - heard_ns) / 1'000'000'000, " s; killing it"));
       supervisor_.Signal(name, SIGKILL);
       heard_ns = now;
-      if (name == kCoordinator) break;  // nobody else could be heard of
     }
   }
 

@@ -58,7 +58,7 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "Longer prompts are rejected and replaced. 0: what the context leaves."),
 
       KEY(rollout, group_size, Between(1, 4096), "Completions of one prompt."),
-      KEY(rollout, temperature, AboveUpTo(0, 100), "Divides the logits."),
+      KEY(rollout, temperature, Between(1e-4, 100), "Divides the logits."),
       KEY(rollout, top_k, AtLeast(0), "Samples among the k likeliest tokens. 0: off."),
       KEY(rollout, top_p, AboveUpTo(0, 1), "Samples within this probability mass. 1: off."),
       KEY(rollout, min_p, FromBelow(0, 1),

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -97,6 +98,21 @@ const std::vector<std::string>& TokenizerFileNames() {
   return *names;
 }
 
+absl::Status CheckReplaceable(Files& files, const std::string& path) {
+  if (!files.Exists(path)) return absl::OkStatus();
+  std::set<std::string> written = {"config.json", "generation_config.json", "model.safetensors"};
+  written.insert(TokenizerFileNames().begin(), TokenizerFileNames().end());
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(path));
+  for (const std::string& name : names) {
+    if (!written.contains(name)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("export folder \"", path, "\" holds ", name,
+                       ", which no export has written: it is not replaced; choose another folder"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ExportHf(Files& files, const ExportOptions& options, const RowReader& read) {
   if (options.type != DType::kBF16 && options.type != DType::kF32) {
     return absl::InvalidArgumentError(
@@ -108,6 +124,7 @@ absl::Status ExportHf(Files& files, const ExportOptions& options, const RowReade
     return absl::AlreadyExistsError(absl::StrCat(
         "export folder \"", path, "\" exists already (--overwrite replaces it) or has no name"));
   }
+  RETURN_IF_ERROR(CheckReplaceable(files, path));
   RETURN_IF_ERROR(ValidateConfig(path, options.config));
   const std::string temporary = absl::StrCat(path, ".tmp.", ::getpid());
   RETURN_IF_ERROR(files.RemoveAll(temporary));

@@ -13,7 +13,7 @@
 
 namespace stretto::engine {
 struct ExportOptions {
-  std::string path;           // the folder; must not exist unless `overwrite`
+  std::string path;           // the folder; must not exist unless `overwrite` (CheckReplaceable)
   DType type = DType::kBF16;  // kBF16 or kF32
   ModelConfig config;
   GenerationDefaults generation;
@@ -29,6 +29,9 @@ using RowReader = std::function<absl::Status(const TensorSpec& tensor, int64_t r
 
 // Blocks until everything is on disk. Calls `read` in the file's order of tensors, a few MB a call.
 absl::Status ExportHf(Files& files, const ExportOptions& options, const RowReader& read);
+// Whether `path` may be replaced: it doesn't exist, is empty or holds nothing but what an export
+// writes. FAILED_PRECONDITION names the first thing that would be lost.
+absl::Status CheckReplaceable(Files& files, const std::string& path);
 
 // The names of tokenizer files that ExportHf copies where they exist (tokenizer.json, …).
 const std::vector<std::string>& TokenizerFileNames();

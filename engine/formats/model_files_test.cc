@@ -194,6 +194,17 @@ TEST_CASE("an export that fails leaves the old folder or none, and no rubbish") 
   REQUIRE_OK(ExportHf(Files::Real(), options, ReadFrom(*model)));
   REQUIRE(*Files::Real().List(folder.path()) == std::vector<std::string>{"out"});
   REQUIRE(*Files::Real().ReadAll(folder.File("out/model.safetensors")) == before);
+  // Whatever else is there is somebody's.
+  REQUIRE_OK(Files::Real().WriteAtomically(folder.File("out/notes.txt"), "mine"));
+  const absl::Status refused = ExportHf(Files::Real(), options, ReadFrom(*model));
+  REQUIRE(absl::IsFailedPrecondition(refused));
+  REQUIRE(Contains(refused, "notes.txt"));
+  REQUIRE(*Files::Real().ReadAll(folder.File("out/notes.txt")) == "mine");
+  options.path = folder.path();
+  REQUIRE(absl::IsFailedPrecondition(ExportHf(Files::Real(), options, ReadFrom(*model))));
+  options.path = folder.File("out/notes.txt");
+  REQUIRE_FALSE(ExportHf(Files::Real(), options, ReadFrom(*model)).ok());
+  REQUIRE(*Files::Real().ReadAll(folder.File("out/notes.txt")) == "mine");
 }
 }  // namespace
 }  // namespace stretto::engine

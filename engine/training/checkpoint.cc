@@ -149,6 +149,11 @@ absl::StatusOr<Manifest> ReadManifest(Files& files, const std::string& folder) {
   return m;
 }
 
+absl::Status DamagedTensor(const TensorSource& source, const std::string& name) {
+  return absl::DataLossError(absl::StrCat(source.path(), ": tensor ", name,
+                                          ": content does not match the manifest's hash"));
+}
+
 // The file holds exactly the engine's parameters, with the hashes of the manifest.
 absl::Status VerifyStateFile(const TensorSource& source, const StateFile& file,
                              const ParameterLayout& layout, const TensorHashes& hashes) {
@@ -161,8 +166,7 @@ absl::Status VerifyStateFile(const TensorSource& source, const StateFile& file,
     }
     const auto hash = hashes.find(absl::StrCat(file.name, ":", p.spec.name));
     if (hash == hashes.end() || hash->second != HashBytes(t->bytes)) {
-      return absl::DataLossError(absl::StrCat(source.path(), ": tensor ", p.spec.name,
-                                              ": content does not match the manifest's hash"));
+      return DamagedTensor(source, p.spec.name);
     }
   }
   if (source.tensors().size() != layout.parameters().size()) {
@@ -227,6 +231,17 @@ absl::StatusOr<std::string> LatestCheckpoint(Files& files, const std::string& ro
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(Files& files, const std::string& path) {
   ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(files, path));
   return std::move(manifest.info);
+}
+
+absl::Status VerifyMasters(Files& files, const std::string& path, const TensorSource& masters) {
+  ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(files, path));
+  for (const TensorInfo& tensor : masters.tensors()) {
+    const auto hash = manifest.hashes.find(absl::StrCat(kStateFiles[0].name, ":", tensor.name));
+    if (hash == manifest.hashes.end() || hash->second != HashBytes(tensor.bytes)) {
+      return DamagedTensor(masters, tensor.name);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<CheckpointInfo> LoadCheckpoint(Files& files, const std::string& path,

@@ -39,6 +39,10 @@ absl::StatusOr<std::string> LatestCheckpoint(Files& files, const std::string& ro
 // Reads the manifest alone.
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(Files& files, const std::string& path);
 
+// Whether a folder's master weights are those that were written. Reads them all; DataLoss names the
+// damaged tensor.
+absl::Status VerifyMasters(Files& files, const std::string& path, const TensorSource& masters);
+
 // Restores `engine` from a folder. Everything is verified before the engine is touched; DataLoss
 // names the damaged file and tensor, InvalidArgument a checkpoint of another model. Whether to fall
 // back to an older checkpoint is the caller's choice.

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "base/testing.h"
+#include "engine/formats/safetensors.h"
 #include "engine/training/testing.h"
 
 namespace stretto::engine {
@@ -103,7 +104,14 @@ TEST_CASE("damage is found before the engine is touched, and named") {
     const auto saved = SaveCheckpoint(s.files, s.Options(), *engine, "x");
     REQUIRE_OK(saved);
     const std::string path = saved->path + "/" + file;
+    const auto verify = [&] {
+      const auto masters = OpenSafetensors(saved->path + "/masters.safetensors");
+      REQUIRE_OK(masters);
+      return VerifyMasters(s.files, saved->path, **masters);
+    };
+    CHECK(verify().ok());
     FlipByte(path, 5);
+    CHECK(verify().ok() == (std::string(file) != "masters.safetensors"));
     const auto loaded = LoadCheckpoint(s.files, saved->path, *victim);
     CHECK(loaded.status().code() == absl::StatusCode::kDataLoss);
     CHECK_THAT(std::string(loaded.status().message()), Catch::Contains(path));

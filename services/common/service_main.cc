@@ -82,6 +82,12 @@ void ReturnFreedMemory() {
 }
 
 // One process, from the flags on.
+// Whether what the service was given (run file, data, model) is wrong, so that it would fail again.
+bool IsForGood(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsDataLoss(status) ||
+         absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
+}
+
 class Process {
  public:
   explicit Process(Service& service) : service_(service), signals_(&stop_) {}
@@ -121,7 +127,7 @@ class Process {
     LogError(status.message());
     if (server_ != nullptr) server_->Shutdown(/*grace_ms=*/0);
     service_.Stop();  // its threads use what this object owns
-    return kExitFault;
+    return IsForGood(status) ? kExitWrongUse : kExitFault;
   }
 
  private:

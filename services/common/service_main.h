@@ -16,9 +16,9 @@
 // Life: flags → logs → Start() → server → <run dir>/members/NAME.json → registration → … → SIGTERM,
 // SIGINT, the run's end or a fatal fault → not serving, Leave, Drain(), server shutdown, Stop().
 // A second signal ends the process at once, as does any signal before the server runs.
-// Exit codes: 0 a wanted end, 1 a fault (the last log line says which), 2 wrong flags or run file,
-// 3 the run has failed (of a coordinator: starting it again would change nothing), 130 a second
-// signal.
+// Exit codes: 0 a wanted end, 1 a fault (the last log line says which), 2 wrong flags, run file,
+// data or model, 3 the run has failed (of a coordinator: starting it again would change nothing),
+// 130 a second signal.
 #pragma once
 
 #include <cstdint>

@@ -115,6 +115,9 @@ absl::Status Coordinator::Open() {
   }
   for (const Dataset* data : {&train_, &eval_}) {
     for (const std::string& warning : data->warnings) LogWarning("skipped ", warning);
+    if (data->warnings.empty()) continue;
+    last_event_ = absl::StrCat(data->warnings.size(), " lines of data are left out (",
+                               data->warnings.front(), data->warnings.size() > 1 ? ", …)" : ")");
   }
   RETURN_IF_ERROR(Files::Real().MakeDirs(config_.run.dir));
   const std::string run_id = absl::StrCat(config_.run.name, "-", config_.hash.substr(0, 8));
@@ -131,6 +134,7 @@ absl::Status Coordinator::Open() {
   num_rollouts_ = totals.num_rollouts;
   if (!steps.empty()) last_metrics_ = steps.back().metrics;
   const int64_t version = restored.versions.empty() ? 0 : restored.versions.rbegin()->first;
+  first_step_ = version;
   if (version > 0) LogInfo("going on after step ", version);
   core_ = std::make_unique<Core>(MakeCoreOptions(config_, train_, eval_), std::move(restored));
   start_ns_ = mark_ns_ = NowNs();
@@ -350,6 +354,8 @@ void Coordinator::PublishStatus() {
   v1::RunStatus status;
   status.set_run_id(journal_->run_id());
   status.set_run_dir(config_.run.dir);
+  status.set_first_step(first_step_);
+  status.set_last_event(last_event_);
   status.set_state(journal_->status().ok() ? StateOf(core_->phase()) : v1::RUN_STATE_FAILED);
   status.set_detail(core_->detail());
   status.set_phase(ended_ns_ >= 0 ? "" : core_->activity());

@@ -129,6 +129,8 @@ class Coordinator {
   std::unique_ptr<Core> core_;
   int64_t start_ns_ = 0, mark_ns_ = 0;
   double earlier_seconds_ = 0;
+  int64_t first_step_ = 0;
+  std::string last_event_;
   std::string profile_;  // of the first member; in exact runs of all
   std::map<std::string, uint64_t> peak_rss_;
   std::map<std::string, v1::PolicyVersion> reported_versions_;

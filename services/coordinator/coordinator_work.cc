@@ -77,6 +77,7 @@ void Coordinator::Record(const RecordEval& record) {
 void Coordinator::Record(const RecordEvent& record) {
   journal_->Write(record);
   LogInfo(record.text);
+  last_event_ = record.text;
 }
 
 void Coordinator::Do(const TokenizePrompts& command) {
@@ -271,7 +272,10 @@ void Coordinator::StepTaken(const TakeStep& asked,
       StepMetrics(batch, asked.step - 1, {answer->metrics().begin(), answer->metrics().end()},
                   {.step_seconds = seconds, .train_seconds = answer->seconds()});
   if (config_.algorithm.kl_coef > 0) step.metrics["kl_coef"] = asked.kl_coef;
-  if (answer->skipped()) LogWarning("step ", asked.step, " skipped: ", answer->skip_reason());
+  if (answer->skipped()) {
+    last_event_ = absl::StrCat("step ", asked.step, " changed nothing: ", answer->skip_reason());
+    LogWarning(last_event_);
+  }
   journal_->WriteStep(step, core_->kl_coef());
   last_metrics_ = step.metrics;
   if (const absl::Status status = outputs_->AddStep(step); !status.ok()) {

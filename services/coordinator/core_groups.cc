@@ -152,7 +152,10 @@ bool Core::OnTokenized(const TokenizePrompts& asked, const absl::Status& status,
   const bool ok = status.ok() && prompts.size() == asked.groups.size();
   if (!ok) {
     scorer->not_before_ns = now_ns + options_.retry_ns;
-    Note(absl::StrCat(asked.member, " could not tokenize: ", status.message()));
+    // One that is starting, or has gone, is no news.
+    if (!absl::IsUnavailable(status)) {
+      Note(absl::StrCat(asked.member, " could not tokenize: ", status.message()));
+    }
   }
   for (size_t i = 0; i < asked.groups.size(); ++i) {
     const auto it = groups_.find(asked.groups[i]);

@@ -67,9 +67,10 @@ absl::Status Core::CheckTrainerVersion(const Version& version) const {
   // A step may have been taken whose result was never recorded; it is asked for again.
   if (newest >= 0 && version.number == newest + 1) return absl::OkStatus();
   if (newest < 0 && version.number == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("the trainer holds version ", version.number, ", the run's journal ends at ",
-                   newest, ": remove the run's checkpoints or restore its journal"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the trainer holds version ", version.number, ", the run's journal ends at ", newest,
+      ": restore run.sqlite, or begin a new run (`stretto export` still makes a "
+      "model of the checkpoints)"));
 }
 
 bool Core::OnHeartbeat(const std::string& name, uint64_t epoch, int64_t now_ns) {

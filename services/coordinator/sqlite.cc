@@ -79,7 +79,7 @@ absl::StatusOr<std::unique_ptr<Sqlite>> Sqlite::Open(const std::string& path) {
       path.c_str(), &db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
   std::unique_ptr<Sqlite> opened(new Sqlite(path, db));
   if (code != SQLITE_OK) return opened->Error(code);
-  sqlite3_busy_timeout(db, 10000);
+  sqlite3_busy_timeout(db, 60000);
   return opened;
 }
 

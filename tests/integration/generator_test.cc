@@ -297,24 +297,24 @@ TEST_CASE("a generator that cannot start says why and exits with 1 or 2") {
     CHECK(log_has("the port is in use"));
   }
   SECTION("there is no such model") {
-    CHECK(run({"--model", folder.File("nowhere")}) == 1);
+    CHECK(run({"--model", folder.File("nowhere")}) == 2);
     CHECK(log_has(folder.File("nowhere")));
   }
   SECTION("the weights are cut off") {
     const std::string weights = model + "/model.safetensors";
     std::filesystem::resize_file(weights, std::filesystem::file_size(weights) / 2);
-    CHECK(run({"--model", model, "--chat-format", "none"}) == 1);
+    CHECK(run({"--model", model, "--chat-format", "none"}) == 2);
     CHECK(log_has("model.safetensors"));
   }
   SECTION("the tokenizer is damaged") {
     std::filesystem::resize_file(model + "/tokenizer.json", 100);
-    CHECK(run({"--model", model, "--chat-format", "none"}) == 1);
+    CHECK(run({"--model", model, "--chat-format", "none"}) == 2);
     CHECK(log_has("tokenizer.json"));
   }
   SECTION("wrong flags") {
     CHECK(run({"--no-such-flag"}) == 2);
     CHECK(run({"--port", "70000"}) == 2);
-    CHECK(run({}) == 1);
+    CHECK(run({}) == 2);
     CHECK(log_has("--model"));
   }
   SECTION("there is no such run file") {

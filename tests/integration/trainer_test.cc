@@ -307,7 +307,7 @@ TEST_CASE("when every checkpoint is damaged the trainer refuses to begin anew") 
   }
   std::ofstream(path + "/manifest.json") << "{";
   Process process = run.Start("trainer", "trainer-0");
-  CHECK(process.WaitForExit(20000) == 1);
+  CHECK(process.WaitForExit(20000) == 2);
   CHECK(process.Log().find("manifest.json") != std::string::npos);
 }
 
