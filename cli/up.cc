@@ -261,6 +261,7 @@ class UpCommand {
   void KillWhoHangs() {
     const int64_t now = Clock::Real().NowNs();
     // While the coordinator can't be asked, nothing is known of the others.
+    heard_ns_.try_emplace(kCoordinator, now);
     const bool can_ask = now - heard_ns_[kCoordinator] < kHeardNs;
     const int64_t patience_ns = std::max(kHangNs, 6 * config_.cluster.lease_ms * 1'000'000);
     for (auto& [name, heard_ns] : heard_ns_) {

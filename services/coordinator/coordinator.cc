@@ -116,8 +116,10 @@ absl::Status Coordinator::Open() {
   for (const Dataset* data : {&train_, &eval_}) {
     for (const std::string& warning : data->warnings) LogWarning("skipped ", warning);
     if (data->warnings.empty()) continue;
-    last_event_ = absl::StrCat(data->warnings.size(), " lines of data are left out (",
-                               data->warnings.front(), data->warnings.size() > 1 ? ", …)" : ")");
+    const bool is_one = data->warnings.size() == 1;
+    last_event_ =
+        absl::StrCat(data->warnings.size(), is_one ? " line of data is" : " lines of data are",
+                     " left out (", data->warnings.front(), is_one ? ")" : ", …)");
   }
   RETURN_IF_ERROR(Files::Real().MakeDirs(config_.run.dir));
   const std::string run_id = absl::StrCat(config_.run.name, "-", config_.hash.substr(0, 8));

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,7 +40,7 @@ Process::Process(const std::string& program, std::vector<std::string> arguments,
                  std::string log_file)
     : log_file_(std::move(log_file)) {
   arguments.insert(arguments.begin(), absl::StrCat(STRETTO_BINARY_DIR, "/bin/", program));
-  arguments.push_back(absl::StrCat("--exit-with-parent=", getpid()));
+  if (program != "stretto") arguments.push_back(absl::StrCat("--exit-with-parent=", getpid()));
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
@@ -48,6 +49,7 @@ Process::Process(const std::string& program, std::vector<std::string> arguments,
   pid_ = fork();
   STRETTO_CHECK(pid_ >= 0);
   if (pid_ == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     dup2(log, STDOUT_FILENO);
     dup2(log, STDERR_FILENO);
     execv(argv[0], argv.data());

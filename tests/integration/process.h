@@ -10,8 +10,8 @@
 namespace stretto::testing {
 class Process {
  public:
-  // `program`: a name in the build's bin folder. `--exit-with-parent` is added, so that nothing
-  // outlives the test. Output of all lives of a name is appended to `log_file`.
+  // `program`: a name in the build's bin folder. Services are given `--exit-with-parent`, so that
+  // nothing outlives the test. Output of all lives of a name is appended to `log_file`.
   Process(const std::string& program, std::vector<std::string> arguments, std::string log_file);
   ~Process();  // kill -9, if it still runs
   Process(Process&& other) noexcept;

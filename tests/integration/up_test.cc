@@ -1,0 +1,91 @@
+// `stretto up` as its users run it: a process that starts and watches the others.
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "nlohmann/json.hpp"
+#include "tests/integration/test_run.h"
+
+namespace stretto::testing {
+namespace {
+constexpr int64_t kTimeoutMs = 120000;
+
+TestRunOptions Options() {
+  TestRunOptions options;
+  options.rewards = "rewards: [{type: regex, name: letter, pattern: '[a-e]'}]\n";
+  return options;
+}
+
+Process Up(const TestRun& run, const std::string& log, const std::vector<std::string>& sets) {
+  std::vector<std::string> arguments = {"up", run.run_file()};
+  for (const std::string& set : sets) {
+    arguments.push_back("--set");
+    arguments.push_back(set);
+  }
+  return Process("stretto", std::move(arguments), run.LogOf(log));
+}
+
+nlohmann::json Summary(const TestRun& run) {
+  const auto text = Files::Real().ReadAll(run.run_dir() + "/summary.json");
+  return nlohmann::json::parse(text.value_or(""), nullptr, false);
+}
+
+size_t Count(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST_CASE("a run goes up, shows its steps, and ends by itself; a killed member comes back") {
+  const TestRun run(Options());
+  Process up = Up(run, "up", {"train.steps=12", "train.checkpoint_every=4"});
+  REQUIRE(Eventually([&] { return Count(up.Log(), "\nstep ") >= 2; }, 60000));
+  ::kill(std::stoi(run.MemberField("generator-0", "pid")), SIGKILL);
+  CHECK(up.WaitForExit(kTimeoutMs) == 0);
+  const std::string log = up.Log();
+  INFO(log);
+  CHECK(log.find("step 12/12") != std::string::npos);
+  CHECK(Count(log, "starting it again") == 1);
+  CHECK(log.find("Resuming") == std::string::npos);
+  CHECK(log.find("has not been heard of") == std::string::npos);
+  CHECK(Summary(run)["state"] == "done");
+  CHECK(Summary(run)["steps"] == 12);
+}
+
+TEST_CASE("an interrupted run resumes; with other settings it is refused") {
+  const TestRun run(Options());
+  {
+    Process up = Up(run, "first", {"train.steps=40"});
+    REQUIRE(Eventually([&] { return Count(up.Log(), "\nstep ") >= 2; }, 60000));
+    up.Signal(SIGINT);
+    CHECK(up.WaitForExit(kTimeoutMs) == 0);
+  }
+  const int64_t steps = Summary(run)["steps"];
+  CHECK(steps >= 2);
+  Process other = Up(run, "other", {"train.steps=40", "train.lr=0.5"});
+  CHECK(other.WaitForExit(kTimeoutMs) == 1);
+  CHECK(other.Log().find("is `lr: 0.5`") != std::string::npos);
+  Process again = Up(run, "again", {absl::StrCat("train.steps=", steps + 2)});
+  CHECK(again.WaitForExit(kTimeoutMs) == 0);
+  INFO(again.Log());
+  CHECK(again.Log().find(absl::StrCat("Resuming after step ", steps, "\n")) != std::string::npos);
+  CHECK(Summary(run)["steps"] == steps + 2);
+}
+
+TEST_CASE("what would fail again is said once") {
+  const TestRun run(Options());
+  std::ofstream(run.File("train.jsonl"), std::ios::app) << "nonsense\n";
+  Process up = Up(run, "up", {"train.steps=2"});
+  CHECK(up.WaitForExit(kTimeoutMs) == 1);
+  const std::string log = up.Log();
+  INFO(log);
+  CHECK(Count(log, "train.jsonl:33: not valid JSON") == 1);
+  CHECK(log.find("starting it again") == std::string::npos);
+  Process skip = Up(run, "skip", {"train.steps=2", "data.on_bad_line=skip"});
+  CHECK(skip.WaitForExit(kTimeoutMs) == 0);
+  CHECK(skip.Log().find("1 line of data is left out") != std::string::npos);
+}
+}  // namespace
+}  // namespace stretto::testing
