@@ -1,8 +1,9 @@
 // Measures the inference engine on a model of SmolLM2-135M's shape with random weights, bf16,
 // against the machine's two ceilings: decoding with 1, 8, 32 and 64 sequences, prefill of 512
-// tokens, a group of 8 samples with and without sharing its prompt, and decoding with quantised
-// weights beside bf16 ones. A step's ceiling is the larger of its operations at peak arithmetic and
-// its bytes (weights once, keys and values) at the bandwidth of memory. Writes
+// tokens, a group of 8 samples with and without sharing its prompt, decoding with quantised weights
+// beside bf16 ones, and a single sequence with and without n-gram speculation, on text that repeats
+// itself and on texts that don't. A step's ceiling is the larger of its operations at peak
+// arithmetic and its bytes (weights once, keys and values) at the bandwidth of memory. Writes
 // build/bench/generator.json.
 #include <algorithm>
 #include <cstdlib>
@@ -92,7 +93,8 @@ class GeneratorBench {
     sizes_ = CountMatrices(model_->config());
   }
 
-  // `only`: the one part to run ("1", "8", "32", "64", "prefill", "group", "quantized"), or empty.
+  // `only`: the one part to run ("1", "8", "32", "64", "prefill", "group", "quantized", "ngram"),
+  // or empty.
   void Run(const std::string& only) {
     const auto wanted = [&only](const std::string& part) { return only.empty() || only == part; };
     ceilings_ = {PeakFlops(num_threads_), ReadBandwidth(num_threads_)};
@@ -106,6 +108,7 @@ class GeneratorBench {
     if (wanted("prefill")) Prefill();
     if (wanted("group")) Group();
     if (wanted("quantized")) Quantized();
+    if (wanted("ngram")) Ngram();
     report_.Write();
   }
 
@@ -121,8 +124,10 @@ class GeneratorBench {
     return Engine(prefix_cache, weights_);
   }
   std::unique_ptr<InferenceEngine> Engine(bool prefix_cache,
-                                          std::shared_ptr<const ModelWeights> weights) {
+                                          std::shared_ptr<const ModelWeights> weights,
+                                          engine::SpeculationOptions speculation = {}) {
     EngineOptions options;
+    options.speculation = speculation;
     options.kv_cache_bytes = int64_t{512} << 20;
     options.prefix_cache = prefix_cache;
     auto engine = InferenceEngine::Create(*model_, {std::move(weights), 1, "random"}, options);
@@ -268,6 +273,46 @@ class GeneratorBench {
       bytes += l.qkv->bytes() + l.o->bytes() + l.gate_up->bytes() + l.down->bytes();
     }
     return bytes;
+  }
+
+  // Seconds per token, with and without speculation in turn, on equal texts: the medians' ratio.
+  // Greedy decoding repeats itself, as random weights lead to; a draw from the whole vocabulary
+  // never does. A draw from few tokens makes pairs of tokens come again without what followed
+  // them.
+  void Ngram() {
+    engine::SpeculationOptions speculation;
+    speculation.kind = engine::SpeculationKind::kNgram;
+    const auto plain = Engine(false), speculated = Engine(false, weights_, speculation);
+    const auto compare = [&](const std::string& text, std::optional<double> target,
+                             const engine::SamplingParams& sampling) {
+      std::vector<double> seconds[2];
+      for (int round = 0; round < 5; ++round) {
+        for (InferenceEngine* engine : {plain.get(), speculated.get()}) {
+          Request r = Make(static_cast<uint64_t>(round), 64, 192);
+          r.sampling = sampling;
+          r.sampling.max_tokens = 192;
+          const double start = SecondsNow();
+          STRETTO_CHECK(engine->Submit(r).ok());
+          while (engine->HasWork()) engine->Step();
+          seconds[engine == plain.get() ? 0 : 1].push_back(SecondsNow() - start);
+        }
+      }
+      for (auto& s : seconds) std::sort(s.begin(), s.end());
+      report_.Add("n-gram speculation, 1 sequence, " + text + ": faster by",
+                  seconds[0][2] / seconds[1][2], "x", target);
+    };
+    engine::SamplingParams sampling;
+    compare("text that never repeats", 0.97, sampling);
+    sampling.temperature = 50;
+    sampling.top_k = 12;
+    compare("text whose pairs of tokens repeat", 0.97, sampling);
+    sampling = {};
+    sampling.temperature = 0;
+    compare("text that repeats", 1.8, sampling);
+    const engine::SpeculationStats stats = speculated->stats().speculation;
+    report_.Add("n-gram speculation: share of drafted tokens accepted",
+                static_cast<double>(stats.num_accepted) / static_cast<double>(stats.num_drafted),
+                "");
   }
 
   Report report_;

@@ -140,6 +140,12 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(cluster, kv_cache_mb, AtLeast(1), "A generator's budget for keys and values, MiB."),
       KEY(cluster, max_running, Between(1, 65536), "Sequences a generator decodes at once."),
       KEY(cluster, prefill_tokens, AtLeast(1), "Prompt tokens computed per engine step."),
+      KEY(cluster, speculation, OneOf({"off", "ngram", "model"}),
+          "How generators guess tokens ahead: from what followed the same tokens earlier, or by a "
+          "smaller model. Never changes a token."),
+      KEY(cluster, draft_model, ExistingPathIfGiven(),
+          "For `speculation: model`: the smaller model, with the same tokenizer."),
+      KEY(cluster, draft_tokens, Between(1, 16), "Most tokens guessed for a sequence and step."),
   };
   return *keys;
 }

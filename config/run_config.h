@@ -120,9 +120,12 @@ struct ClusterSection {
   int64_t base_port = 0;  // coordinator's port, others follow; 0: free ports are found
   int64_t heartbeat_ms = 500;
   int64_t lease_ms = 5000;
-  int64_t kv_cache_mb = 512;      // a generator's budget
-  int64_t max_running = 128;      // sequences a generator decodes at once
-  int64_t prefill_tokens = 1024;  // prompt tokens computed per engine step
+  int64_t kv_cache_mb = 512;        // a generator's budget
+  int64_t max_running = 128;        // sequences a generator decodes at once
+  int64_t prefill_tokens = 1024;    // prompt tokens computed per engine step
+  std::string speculation = "off";  // off | ngram | model: how generators guess tokens ahead
+  std::string draft_model;          // model: a smaller one with the same tokenizer
+  int64_t draft_tokens = 8;         // most tokens guessed for a sequence and step
 };
 
 struct RunConfig {

@@ -141,6 +141,12 @@ TEST_CASE("errors name file, line, key and what is expected") {
       {"cluster:\n  lease_ms: 600\n",
        "run.yaml:8: cluster.lease_ms: expected at least twice cluster.heartbeat_ms (500), found "
        "600"},
+      {"cluster:\n  speculation: model\n",
+       "run.yaml: cluster.draft_model: expected a path with speculation: model, and only then, "
+       "found "
+       "nothing"},
+      {"cluster:\n  speculation: guess\n",
+       "run.yaml:8: cluster.speculation: expected one of off, ngram, model, found 'guess'"},
       {"  - {type: integer}\n",
        "run.yaml: rewards[1].name: expected a name that no other reward has, found 'integer' "
        "again"},

@@ -138,6 +138,10 @@ absl::Status CheckCluster(const RunConfig& c, const Origins& origins) {
         absl::StrCat("at least twice cluster.heartbeat_ms (", c.cluster.heartbeat_ms, ")"),
         absl::StrCat(c.cluster.lease_ms));
   }
+  if ((c.cluster.speculation == "model") != !c.cluster.draft_model.empty()) {
+    return origins.Error("cluster.draft_model", "a path with speculation: model, and only then",
+                         c.cluster.draft_model.empty() ? "nothing" : c.cluster.draft_model);
+  }
   const int64_t num_ports = 4 + c.cluster.generators + c.cluster.scorers;
   if (c.cluster.base_port > 0 && c.cluster.base_port + num_ports > 65536) {
     return origins.Error("cluster.base_port", absl::StrCat("room for ", num_ports, " ports"),

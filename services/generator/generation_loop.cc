@@ -73,7 +73,8 @@ GenerationLoop::GenerationLoop(std::unique_ptr<engine::InferenceEngine> engine, 
       running_(metrics->gauge("stretto_generator_running", "Rollouts being decoded.")),
       queued_(metrics->gauge("stretto_generator_queued", "Rollouts that wait.")),
       free_blocks_(metrics->gauge("stretto_generator_free_blocks", "Free KV blocks.")),
-      version_gauge_(metrics->gauge("stretto_policy_version", "Policy version in use.")) {
+      version_gauge_(metrics->gauge("stretto_policy_version", "Policy version in use.")),
+      speculation_metrics_(metrics) {
   thread_ = std::thread([this] { ThreadMain(); });
 }
 
@@ -152,6 +153,7 @@ void GenerationLoop::Publish() {
   queued_.Set(static_cast<double>(stats.num_queued));
   free_blocks_.Set(static_cast<double>(stats.blocks_total - stats.blocks_used));
   version_gauge_.Set(static_cast<double>(engine_->version()));
+  speculation_metrics_.Publish(stats.speculation);
 }
 
 absl::StatusOr<std::shared_ptr<Generation>> GenerationLoop::Submit(GenerationRequest request) {

@@ -24,6 +24,7 @@
 #include "absl/synchronization/mutex.h"
 #include "engine/inference/engine.h"
 #include "services/common/metrics.h"
+#include "services/generator/speculation_metrics.h"
 
 namespace stretto::services {
 struct SampleSpec {
@@ -136,6 +137,7 @@ class GenerationLoop {
 
   Counter tokens_total_, prompt_tokens_total_, preemptions_total_;
   Gauge running_, queued_, free_blocks_, version_gauge_;
+  SpeculationMetrics speculation_metrics_;
 
   absl::Mutex mutex_;
   std::deque<Command*> commands_ ABSL_GUARDED_BY(mutex_);

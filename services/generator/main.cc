@@ -12,6 +12,7 @@
 #include "grpcpp/impl/service_type.h"
 #include "services/common/log.h"
 #include "services/common/service_main.h"
+#include "services/generator/draft_model.h"
 #include "services/generator/generator_service.h"
 
 namespace stretto::services {
@@ -53,6 +54,12 @@ class GeneratorProgram final : public Service {
     app.add_option("--kv-cache-mb", cluster_.kv_cache_mb,
                    "with --model: memory for keys and values");
     app.add_option("--max-running", cluster_.max_running, "with --model: sequences at once");
+    app.add_option("--speculation", cluster_.speculation,
+                   "with --model: how tokens are guessed ahead: off, ngram or model");
+    app.add_option("--draft-model", cluster_.draft_model,
+                   "with --speculation model: a smaller model with the same tokenizer");
+    app.add_option("--draft-tokens", cluster_.draft_tokens,
+                   "with --speculation: most tokens guessed for a sequence and step");
   }
 
   absl::Status Start(const ServiceContext& context) override {
@@ -68,6 +75,9 @@ class GeneratorProgram final : public Service {
     options.text_decoder = [this] {
       return std::make_unique<Decoder>(host_->prompts->tokenizer());
     };
+    ASSIGN_OR_RETURN(speculation_, OpenSpeculation(*host_, cluster_.speculation,
+                                                   cluster_.draft_model, cluster_.draft_tokens));
+    options.speculation = speculation_.options;
     ASSIGN_OR_RETURN(auto engine, engine::InferenceEngine::Create(
                                       *host_->transformer, policy_->CurrentWeights(), options));
     loop_ = std::make_unique<GenerationLoop>(std::move(engine), context.metrics);
@@ -133,6 +143,7 @@ class GeneratorProgram final : public Service {
   engine::SwapPolicy swap_policy_ = engine::SwapPolicy::kFinish;
   std::unique_ptr<ModelHost> host_;
   std::unique_ptr<PolicyHolder> policy_;
+  Speculation speculation_;
   std::unique_ptr<GenerationLoop> loop_;
   std::unique_ptr<grpc::Service> service_;
 };

@@ -1,0 +1,58 @@
+#include "services/generator/draft_model.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace stretto::services {
+namespace {
+absl::Status OpenDraftModel(const ModelHost& host, const std::string& path,
+                            Speculation* speculation) {
+  ASSIGN_OR_RETURN(const engine::ModelFiles files, engine::OpenModel(path));
+  RETURN_IF_ERROR(engine::CheckShapes(files.config, *files.tensors));
+  engine::TransformerOptions options;
+  options.dtype = host.dtype;
+  options.max_sequence_length = std::min(host.transformer->options().max_sequence_length,
+                                         files.config.max_position_embeddings);
+  ASSIGN_OR_RETURN(speculation->transformer,
+                   engine::Transformer::Create(*host.device, files.config, options));
+  const std::unique_ptr<engine::Stream> stream = host.device->CreateStream();
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<engine::ModelWeights> weights,
+      engine::ModelWeights::Load(*host.device, *stream, files.config, host.dtype, *files.tensors));
+  speculation->options.draft_model = speculation->transformer.get();
+  speculation->options.draft_weights = std::move(weights);
+  return absl::OkStatus();
+}
+}  // namespace
+
+absl::StatusOr<Speculation> OpenSpeculation(const ModelHost& host, const std::string& kind,
+                                            const std::string& draft_model, int64_t draft_tokens) {
+  Speculation speculation;
+  engine::SpeculationOptions& options = speculation.options;
+  if (kind == "ngram") {
+    options.kind = engine::SpeculationKind::kNgram;
+  } else if (kind == "model") {
+    options.kind = engine::SpeculationKind::kModel;
+  } else if (kind != "off") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("speculation '", kind, "': expected off, ngram or model"));
+  }
+  if ((kind == "model") != !draft_model.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("speculation '", kind, "' with draft model '", draft_model,
+                     "': a draft model is for speculation 'model', which needs one"));
+  }
+  if (draft_tokens < 1 || draft_tokens > engine::kMaxDraft) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("draft tokens: ", draft_tokens, ": expected 1 to ", engine::kMaxDraft));
+  }
+  options.max_draft = static_cast<int32_t>(draft_tokens);
+  if (!draft_model.empty()) {
+    const absl::Status status = OpenDraftModel(host, draft_model, &speculation);
+    if (!status.ok()) return Annotate(status, absl::StrCat("draft model ", draft_model));
+  }
+  return speculation;
+}
+}  // namespace stretto::services
