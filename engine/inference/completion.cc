@@ -32,6 +32,7 @@ Completion::Completion(Request request, int32_t max_size, absl::Span<const int32
   max_tokens = max_size;
   priority = request_.priority;
   resumed = num_forced_ > 0;
+  skip_prefix_cache = request_.prompt_logprobs && num_prompt_ > 1;
   const SamplingParams& p = request_.sampling;
   if (request_.want_text || !p.stop_strings.empty()) decoder_ = text_decoder();
   if (!p.stop_strings.empty()) {
@@ -51,6 +52,18 @@ float Completion::NextUniform(int32_t ahead) const {
       {d.run_seed, d.prompt_id, d.sample_index, static_cast<uint32_t>(num_tokens() + ahead), 0});
 }
 
+void Completion::AddPromptLogprobs(int32_t begin, std::vector<PromptLogprob> logprobs,
+                                   std::vector<Event>& events) {
+  prompt_logprobs_.resize(static_cast<size_t>(begin));
+  for (PromptLogprob& logprob : logprobs) prompt_logprobs_.push_back(std::move(logprob));
+  if (static_cast<int32_t>(prompt_logprobs_.size()) < num_prompt_ - 1) return;
+  Event& event = events.emplace_back();
+  event.kind = Event::Kind::kPrompt;
+  event.request_id = id();
+  event.prompt_logprobs = std::move(prompt_logprobs_);
+  skip_prefix_cache = false;
+}
+
 std::optional<FinishReason> Completion::EndsAtStart() const {
   if (num_forced_ == 0) return std::nullopt;
   if (watcher_ != nullptr && watcher_->stopped()) return FinishReason::kStop;
@@ -60,8 +73,9 @@ std::optional<FinishReason> Completion::EndsAtStart() const {
 }
 
 std::optional<FinishReason> Completion::Accept(const Sampled& sampled, int64_t version,
+                                               std::vector<TokenLogprob> top_logprobs,
                                                std::vector<Event>& events) {
-  held_back_.push_back({sampled, version});
+  held_back_.push_back({sampled, version, std::move(top_logprobs)});
   if (WatchText(sampled.token)) return FinishReason::kStop;
   // The end of the text is not certain before Finish, which must come last to find a stop string.
   if (IsStopId(sampled.token)) return FinishReason::kStop;
@@ -112,7 +126,7 @@ void Completion::Report(int32_t num_certain, std::vector<Event>& events) {
   const int32_t count = num_certain - num_reported_;
   if (count <= 0) return;
   for (int32_t i = 0; i < count; ++i) {
-    const Drawn& drawn = held_back_[i];
+    Drawn& drawn = held_back_[i];
     Event& event = events.emplace_back();
     event.request_id = id();
     event.token = drawn.sampled.token;
@@ -120,6 +134,7 @@ void Completion::Report(int32_t num_certain, std::vector<Event>& events) {
     event.logprob = drawn.sampled.logprob;
     event.sampling_logprob = drawn.sampled.sampling_logprob;
     event.version = drawn.version;
+    event.top_logprobs = std::move(drawn.top_logprobs);
   }
   held_back_.erase(held_back_.begin(), held_back_.begin() + count);
   events.back().text = TakeText();

@@ -36,11 +36,20 @@ class Completion : public Sequence {
     return num_tokens() + ahead < request_.sampling.min_tokens;
   }
 
+  // Whether the prompt's log-probs are asked for and not all known. Then tokens
+  // [begin, begin + count) of the sequence have been computed, and each row's target is known.
+  bool NeedsPromptLogprobs() const { return skip_prefix_cache; }
+  // Takes those of tokens [begin + 1, …) after what is known up to `begin`; more than are missing
+  // are computed anew after a change of weights. Reports them all when they are complete.
+  void AddPromptLogprobs(int32_t begin, std::vector<PromptLogprob> logprobs,
+                         std::vector<Event>& events);
+
   // Why the forced prefix alone ends the completion, if it does.
   std::optional<FinishReason> EndsAtStart() const;
   // The token that was appended last. Reports what became certain; returns why the completion ends,
   // if it does.
   std::optional<FinishReason> Accept(const Sampled& sampled, int64_t version,
+                                     std::vector<TokenLogprob> top_logprobs,
                                      std::vector<Event>& events);
   // Reports what was held back, then the end.
   void Finish(FinishReason reason, absl::Status status, std::vector<Event>& events);
@@ -49,6 +58,7 @@ class Completion : public Sequence {
   struct Drawn {
     Sampled sampled;
     int64_t version;
+    std::vector<TokenLogprob> top_logprobs;
   };
   bool IsStopId(int32_t token) const;
   bool WatchText(int32_t token);
@@ -59,11 +69,12 @@ class Completion : public Sequence {
   int32_t num_prompt_;
   int32_t num_forced_;
   absl::Span<const int32_t> eos_ids_;
-  std::unique_ptr<TextDecoder> decoder_;  // if text or stop strings are wanted
-  std::unique_ptr<StopWatcher> watcher_;  // if there are stop strings
-  std::vector<Drawn> held_back_;          // tokens [num_reported_, …)
-  int32_t num_reported_;                  // of the completion, forced prefix included
-  std::string text_;                      // certain, not reported; without a watcher
-  size_t text_reported_ = 0;              // bytes; with a watcher
+  std::unique_ptr<TextDecoder> decoder_;        // if text or stop strings are wanted
+  std::unique_ptr<StopWatcher> watcher_;        // if there are stop strings
+  std::vector<Drawn> held_back_;                // tokens [num_reported_, …)
+  int32_t num_reported_;                        // of the completion, forced prefix included
+  std::string text_;                            // certain, not reported; without a watcher
+  std::vector<PromptLogprob> prompt_logprobs_;  // of the prompt's tokens from the second on
+  size_t text_reported_ = 0;                    // bytes; with a watcher
 };
 }  // namespace stretto::engine

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -33,6 +34,7 @@ struct Draw {
   Completion* completion = nullptr;
   int64_t version = 0;
   int32_t index = 0, num_drafted = 0;
+  std::vector<TokenLogprob> top_logprobs = {};  // where asked for
 };
 
 // Adds the time since the last lap to a sum.
@@ -83,6 +85,9 @@ class EngineImpl final : public InferenceEngine {
   absl::Status Enqueue(std::vector<std::unique_ptr<Completion>> completions);
   absl::StatusOr<int32_t> MaxSize(const Request& request) const;
   void RunPlan(const StepPlan& plan, const LiveWeights& live, Stopwatch& watch);
+  void SampleRows(const Tensor& logits_BV);
+  void FindPromptLogprobs(const StepPlan& plan, const LiveWeights& live);
+  void FindTopLogprobs(const Tensor& logits_BV, size_t first);
   void CopyBlocks(const StepPlan& plan);
   void CountPlan(const StepPlan& plan);
   absl::Span<const int32_t> WithDraft(const PlannedRows& rows, size_t i);
@@ -133,7 +138,8 @@ absl::Status EngineImpl::Allocate(int64_t num_blocks) {
       std::min((limits_.max_context + kBlockTokens - 1) / kBlockTokens, num_blocks);
   ASSIGN_OR_RETURN(workspace_,
                    Workspace::Create(device, model_.config(), model_.options().dtype, limits));
-  ASSIGN_OR_RETURN(sampler_, Sampler::Create(device, limits_.vocab_size, options_.eos_ids));
+  ASSIGN_OR_RETURN(sampler_, Sampler::Create(device, limits_.vocab_size, options_.max_running,
+                                             options_.eos_ids));
   return absl::OkStatus();
 }
 
@@ -286,11 +292,63 @@ void EngineImpl::RunPlan(const StepPlan& plan, const LiveWeights& live, Stopwatc
   const Tensor logits =
       model_.ForwardPaged(*stream_, *live.served.weights, batch_.Build(), *cache_, *workspace_);
   watch.Lap(stats_.forward_seconds);
+  SampleRows(logits);
+  FindPromptLogprobs(plan, live);
+  watch.Lap(stats_.sample_seconds);
+}
+
+void EngineImpl::SampleRows(const Tensor& logits) {
   if (sample_requests_.empty()) return;
   const size_t first = sampled_.size();
   sampled_.resize(first + sample_requests_.size());
   sampler_->Sample(*stream_, logits, sample_requests_, absl::MakeSpan(sampled_).subspan(first));
-  watch.Lap(stats_.sample_seconds);
+  FindTopLogprobs(logits, first);
+}
+
+// A prompt's log-probs, from the logits of its rows of this pass, as many at a time as there is
+// room for.
+void EngineImpl::FindPromptLogprobs(const StepPlan& plan, const LiveWeights& live) {
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const PlannedRows& planned = plan.rows[i];
+    auto* completion = static_cast<Completion*>(planned.sequence);
+    if (completion->epoch != live.epoch || !completion->NeedsPromptLogprobs()) continue;
+    const float temperature = completion->request().sampling.temperature;
+    const int32_t num_top = completion->request().sampling.top_logprobs;
+    // The prompt's last token is no row's target but predicts the completion's first.
+    const int32_t end = std::min(planned.begin + planned.count, completion->num_prompt() - 1);
+    const int32_t first_row = last_row_[i] - planned.count - planned.drafted + 1;
+    std::vector<PromptLogprob> found;
+    for (int32_t begin = planned.begin; begin < end; begin += options_.max_running) {
+      const int32_t count = std::min(end - begin, options_.max_running);
+      std::vector<int32_t> rows(static_cast<size_t>(count));
+      std::iota(rows.begin(), rows.end(), first_row + begin - planned.begin);
+      const Tensor logits_RV =
+          model_.LogitsOfRows(*stream_, *live.served.weights, rows, *workspace_);
+      std::vector<float> logprobs(rows.size());
+      sampler_->LogProbs(*stream_, logits_RV,
+                         absl::MakeConstSpan(completion->tokens).subspan(begin + 1, count),
+                         temperature, absl::MakeSpan(logprobs));
+      for (int32_t r = 0; r < count; ++r) {
+        PromptLogprob& entry = found.emplace_back();
+        entry.logprob = logprobs[r];
+        if (num_top > 0 && std::isfinite(entry.logprob)) {
+          entry.top = sampler_->TopLogprobs(*stream_, logits_RV.Rows(r, 1), temperature, num_top);
+        }
+      }
+    }
+    completion->AddPromptLogprobs(planned.begin, std::move(found), events_);
+  }
+}
+
+// Draw `first` + r belongs to row r.
+void EngineImpl::FindTopLogprobs(const Tensor& logits_BV, size_t first) {
+  for (size_t i = first; i < draws_.size(); ++i) {
+    const SamplingParams& p = draws_[i].completion->request().sampling;
+    if (p.top_logprobs == 0 || !std::isfinite(sampled_[i].logprob)) continue;
+    draws_[i].top_logprobs =
+        sampler_->TopLogprobs(*stream_, logits_BV.Rows(static_cast<int64_t>(i - first), 1),
+                              p.temperature, p.top_logprobs);
+  }
 }
 
 // The tokens of the sequence in plan entry `i` and its draft; valid until the next step.
@@ -311,14 +369,14 @@ void EngineImpl::AddDraws(Completion& completion, absl::Span<const int32_t> toke
     sample_requests_.push_back({&completion.request().sampling, completion.NextUniform(k),
                                 tokens.first(static_cast<size_t>(completion.size() + k)),
                                 completion.num_prompt(), completion.MasksStopIds(k)});
-    draws_.push_back({&completion, version, k, num_drafted});
+    draws_.push_back({&completion, version, k, num_drafted, {}});
   }
 }
 
 void EngineImpl::Deliver() {
   bool next_is_valid = false;
   for (size_t i = 0; i < draws_.size(); ++i) {
-    const Draw& draw = draws_[i];
+    Draw& draw = draws_[i];
     if (draw.index > 0 && !next_is_valid) continue;  // behind a token that wasn't drawn, or the end
     next_is_valid = false;
     Completion& completion = *draw.completion;
@@ -333,7 +391,8 @@ void EngineImpl::Deliver() {
     const bool accepted = scheduler_.Append(&completion, sampled.token);
     if (draw.index < draw.num_drafted) speculator_->Verified(completion, draw.index, accepted);
     ++stats_.tokens_generated;
-    if (const auto reason = completion.Accept(sampled, draw.version, events_)) {
+    if (const auto reason =
+            completion.Accept(sampled, draw.version, std::move(draw.top_logprobs), events_)) {
       End(completion, *reason, absl::OkStatus(), events_);
     } else {
       next_is_valid = accepted;

@@ -11,6 +11,21 @@
 #include "absl/strings/string_view.h"
 
 namespace stretto::engine {
+inline constexpr int32_t kMaxTopLogprobs = 32;
+
+// A token and its log-prob under logits / temperature (0 counts as 1), before any other
+// transformation.
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;
+};
+
+// Of a prompt's token, given those before it: as Event::logprob and Event::top_logprobs.
+struct PromptLogprob {
+  float logprob = 0;
+  std::vector<TokenLogprob> top;
+};
+
 // How tokens are drawn. The transformations of the logits come in this order: bias, repetition
 // penalty, presence and frequency penalties, the mask of the stop ids before `min_tokens`; then
 // those of SamplingRow (temperature, top-k, top-p, min-p).
@@ -40,6 +55,9 @@ struct SamplingParams {
   float frequency_penalty = 0.0f;  // the same, times the number of its occurrences
   std::vector<std::pair<int32_t, float>> logit_bias;  // token id, addend
 
+  // So many of the likeliest tokens are reported beside each drawn one (0 to kMaxTopLogprobs).
+  int32_t top_logprobs = 0;
+
   // Whether a row of logits is changed before SamplingRow's transformations.
   bool ChangesLogits() const {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f ||
@@ -65,6 +83,9 @@ struct Request {
   DrawIdentity draw;
   int32_t priority = 0;    // higher goes first
   bool want_text = false;  // fill Event::text (needs an engine with a TextDecoder)
+  // Report the log-probs of the prompt's tokens. The prompt is then computed whole: the prefix
+  // cache holds no logits.
+  bool prompt_logprobs = false;
 };
 
 // What a swap of weights does to the rollouts that are running (contracts: "Weights under a running
@@ -83,9 +104,10 @@ enum class FinishReason {
 };
 absl::string_view Name(FinishReason reason);  // "stop", "length", "aborted", "error"
 
-// What a step reports. A request's events come in order: tokens by position, then one kFinished.
+// What a step reports. A request's events come in order: kPrompt where asked for, tokens by
+// position, then one kFinished.
 struct Event {
-  enum class Kind { kToken, kFinished };
+  enum class Kind { kToken, kFinished, kPrompt };
   Kind kind = Kind::kToken;
   uint64_t request_id = 0;
 
@@ -98,6 +120,11 @@ struct Event {
   // kToken and kFinished, where asked for: text that became certain with this event (whole UTF-8
   // characters).
   std::string text;
+  // kToken, where asked for: the likeliest tokens, the likeliest first (of equals the smaller id).
+  std::vector<TokenLogprob> top_logprobs;
+
+  // kPrompt: of the prompt's tokens from the second on.
+  std::vector<PromptLogprob> prompt_logprobs;
 
   // kFinished
   FinishReason reason = FinishReason::kStop;

@@ -1,5 +1,8 @@
 #include "engine/inference/sampler.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "base/check.h"
 #include "base/status.h"
 
@@ -10,13 +13,19 @@ constexpr float kMasked = -1e30f;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Sampler>> Sampler::Create(Device& device, int64_t vocab_size,
+                                                         int64_t max_rows,
                                                          std::vector<int32_t> eos_ids) {
   std::unique_ptr<Sampler> sampler(new Sampler(device, vocab_size, std::move(eos_ids)));
   const size_t row_bytes = (static_cast<size_t>(vocab_size) * sizeof(float) + 63) / 64 * 64;
-  ASSIGN_OR_RETURN(sampler->scratch_, device.Allocate(row_bytes + 128));
+  max_rows = std::max<int64_t>(max_rows, kMaxTopLogprobs);
+  const size_t targets_bytes = (static_cast<size_t>(max_rows) * sizeof(float) + 63) / 64 * 64;
+  ASSIGN_OR_RETURN(sampler->scratch_, device.Allocate(row_bytes + 128 + 2 * targets_bytes));
   sampler->changed_V_ = sampler->scratch_.View(DType::kF32, 1, vocab_size);
   sampler->target_1_ = sampler->scratch_.View(DType::kI32, 1, 1, row_bytes);
   sampler->logprob_1_ = sampler->scratch_.View(DType::kF32, 1, 1, row_bytes + 64);
+  sampler->targets_R_ = sampler->scratch_.View(DType::kI32, 1, max_rows, row_bytes + 128);
+  sampler->logprobs_R_ =
+      sampler->scratch_.View(DType::kF32, 1, max_rows, row_bytes + 128 + targets_bytes);
   return sampler;
 }
 
@@ -78,5 +87,39 @@ void Sampler::Penalize(const SampleRequest& request) {
     host_V_[id] -= p.presence_penalty + p.frequency_penalty * static_cast<float>(counts_V_[id]);
     counts_V_[id] = 0;
   }
+}
+
+void Sampler::LogProbs(Stream& stream, const Tensor& logits_RV, absl::Span<const int32_t> targets_R,
+                       float temperature, absl::Span<float> logprobs_R) {
+  const Tensor targets = targets_R_.Cols(0, logits_RV.rows);
+  const Tensor logprobs = logprobs_R_.Cols(0, logits_RV.rows);
+  device_.Upload(stream, targets, targets_R.data());
+  device_.LogProbs(stream, logprobs, Tensor{}, logits_RV, targets,
+                   temperature == 0 ? 1.0f : temperature);
+  device_.Download(stream, logprobs, logprobs_R.data());
+}
+
+std::vector<TokenLogprob> Sampler::TopLogprobs(Stream& stream, const Tensor& logits_1V,
+                                               float temperature, int32_t count) {
+  STRETTO_CHECK(count <= kMaxTopLogprobs);
+  host_V_.resize(static_cast<size_t>(vocab_size_));
+  device_.Download(stream, logits_1V, host_V_.data());
+  count = static_cast<int32_t>(std::min<int64_t>(count, vocab_size_));
+  order_.resize(host_V_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  std::partial_sort(order_.begin(), order_.begin() + count, order_.end(),
+                    [this](int32_t a, int32_t b) {
+                      return host_V_[a] != host_V_[b] ? host_V_[a] > host_V_[b] : a < b;
+                    });
+  // The same row for every target.
+  Tensor logits_KV = logits_1V;
+  logits_KV.rows = count;
+  logits_KV.row_stride = 0;
+  std::vector<float> logprobs(static_cast<size_t>(count));
+  LogProbs(stream, logits_KV, absl::MakeConstSpan(order_).first(logprobs.size()), temperature,
+           absl::MakeSpan(logprobs));
+  std::vector<TokenLogprob> top(logprobs.size());
+  for (size_t k = 0; k < top.size(); ++k) top[k] = {order_[k], logprobs[k]};
+  return top;
 }
 }  // namespace stretto::engine

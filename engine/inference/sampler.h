@@ -26,13 +26,23 @@ struct SampleRequest {
 
 class Sampler {
  public:
+  // `max_rows`: of LogProbs.
   static absl::StatusOr<std::unique_ptr<Sampler>> Create(Device& device, int64_t vocab_size,
+                                                         int64_t max_rows,
                                                          std::vector<int32_t> eos_ids);
 
   // One token a request from logits_BV, whose rows stay as they are. `logprob` is that of the raw
   // logits over the temperature in every case. Blocking.
   void Sample(Stream& stream, const Tensor& logits_BV, absl::Span<const SampleRequest> requests,
               absl::Span<Sampled> sampled);
+
+  // Log-probs of one target a row; the bits of `logprob` above. Blocking.
+  void LogProbs(Stream& stream, const Tensor& logits_RV, absl::Span<const int32_t> targets_R,
+                float temperature, absl::Span<float> logprobs_R);
+  // The `count` likeliest tokens of one row of logits, the likeliest first (of equals the smaller
+  // id), with log-probs that have the bits of `logprob` above. Blocking.
+  std::vector<TokenLogprob> TopLogprobs(Stream& stream, const Tensor& logits_1V, float temperature,
+                                        int32_t count);
 
  private:
   Sampler(Device& device, int64_t vocab_size, std::vector<int32_t> eos_ids)
@@ -47,6 +57,8 @@ class Sampler {
   std::vector<int32_t> eos_ids_;
   Buffer scratch_;
   Tensor changed_V_, target_1_, logprob_1_;
+  Tensor targets_R_, logprobs_R_;  // of LogProbs
+  std::vector<int32_t> order_;
   std::vector<float> host_V_;
   std::vector<int32_t> counts_V_;  // zero between calls
   std::vector<SamplingRow> rows_B_;

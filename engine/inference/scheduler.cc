@@ -115,7 +115,7 @@ void Scheduler::PlanForks() {
          it != waiting_.end() && (*it)->group == leader->group;) {
       Sequence* s = *it;
       if (num_running() == options_.max_running || !HasRoom(1)) return;
-      if (s->wrote_tokens()) {
+      if (s->wrote_tokens() || s->skip_prefix_cache) {
         ++it;
         continue;
       }
@@ -157,7 +157,8 @@ bool Scheduler::HasRoom(int32_t num_blocks) const {
 
 bool Scheduler::Admit(Sequence* s) {
   // At least the last token is computed: its logits are wanted.
-  const int32_t max_cached = cache_.enabled() ? (s->size() - 1) / kBlockTokens : 0;
+  const int32_t max_cached =
+      cache_.enabled() && !s->skip_prefix_cache ? (s->size() - 1) / kBlockTokens : 0;
   ExtendKeys(s, max_cached);
   int32_t revived = 0;
   STRETTO_CHECK(s->blocks.empty());

@@ -52,7 +52,8 @@ struct Sequence {
   std::vector<int32_t> tokens;  // prompt and forced prefix; later all that was generated
   int32_t max_tokens = 0;       // tokens.size() never grows beyond it
   int32_t priority = 0;
-  bool resumed = false;  // has a forced prefix
+  bool resumed = false;            // has a forced prefix
+  bool skip_prefix_cache = false;  // all tokens are computed; may be changed between two steps
 
   // The scheduler's.
   SequenceState state = SequenceState::kNew;

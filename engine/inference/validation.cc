@@ -29,6 +29,10 @@ absl::Status ValidateDistribution(const SamplingParams& p) {
   if (p.temperature > 0 && p.temperature < 1e-4f) {
     return Invalid("temperature", p.temperature, "0 (greedy) or at least 1e-4");
   }
+  if (p.top_logprobs < 0 || p.top_logprobs > kMaxTopLogprobs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("top_logprobs is ", p.top_logprobs, ": expected 0 to ", kMaxTopLogprobs));
+  }
   if (p.top_k < 0) return Invalid("top_k", static_cast<float>(p.top_k), "0 (off) or more");
   if (!(p.top_p > 0 && p.top_p <= 1)) return Invalid("top_p", p.top_p, "a number in (0, 1]");
   if (!(p.min_p >= 0 && p.min_p <= 1)) return Invalid("min_p", p.min_p, "a number in [0, 1]");

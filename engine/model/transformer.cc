@@ -105,7 +105,6 @@ Tensor Transformer::ForwardPaged(Stream& stream, const ModelWeights& weights,
   CheckBatch(batch, w.limits_);
   STRETTO_CHECK(weights.dtype() == options_.dtype);
   const auto T = static_cast<int64_t>(batch.ids_T.size());
-  const auto R = static_cast<int64_t>(batch.logits_rows_R.size());
   const auto upload = [&](const Tensor& buffer, absl::Span<const int32_t> values) {
     const Tensor t = buffer.Cols(0, static_cast<int64_t>(values.size()));
     device_.Upload(stream, t, values.data());
@@ -144,10 +143,20 @@ Tensor Transformer::ForwardPaged(Stream& stream, const ModelWeights& weights,
     RunGateUp(c, weights.layers[l], t);
     RunMlpOutput(c, weights.layers[l], t);
   }
+  return LogitsOfRows(stream, weights, batch.logits_rows_R, w);
+}
+
+Tensor Transformer::LogitsOfRows(Stream& stream, const ModelWeights& weights,
+                                 absl::Span<const int32_t> rows_R, Workspace& w) const {
+  const auto R = static_cast<int64_t>(rows_R.size());
   if (R == 0) return Tensor{};
+  STRETTO_CHECK(R <= w.limits_.max_logits_rows);
+  const Tensor rows = w.logits_rows_.Cols(0, R);
+  device_.Upload(stream, rows, rows_R.data());
   const Tensor last_RD = w.last_.Rows(0, R), logits_RV = w.logits_.Rows(0, R);
-  device_.GatherRows(stream, last_RD, t.x_out_TD, upload(w.logits_rows_, batch.logits_rows_R));
-  RunHead(c, weights, last_RD, w.last_normed_.Rows(0, R), logits_RV);
+  device_.GatherRows(stream, last_RD, w.x_, rows);
+  RunHead({device_, stream, config_, Tensor{}, cos_PC_, sin_PC_}, weights, last_RD,
+          w.last_normed_.Rows(0, R), logits_RV);
   return logits_RV;
 }
 }  // namespace stretto::engine

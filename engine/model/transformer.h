@@ -83,6 +83,11 @@ class Transformer {
   Tensor ForwardPaged(Stream& stream, const ModelWeights& weights, const PagedBatch& batch,
                       KvCache& cache, Workspace& workspace) const;
 
+  // Logits of other rows of the pass that `workspace` has just made, up to max_logits_rows of them;
+  // they take the place of those before.
+  Tensor LogitsOfRows(Stream& stream, const ModelWeights& weights, absl::Span<const int32_t> rows_R,
+                      Workspace& workspace) const;
+
   KvCacheShape CacheShape(int64_t num_blocks) const;
   Device& device() const { return device_; }
   const ModelConfig& config() const { return config_; }

@@ -31,9 +31,15 @@ void Generation::Add(uint32_t sample_index, const Event& event, bool truncated) 
     update.logprobs.push_back(event.logprob);
     update.versions.push_back(event.version);
     if (truncated) update.sampling_logprobs.push_back(event.sampling_logprob);
+    if (!event.top_logprobs.empty()) update.top_logprobs.push_back(event.top_logprobs);
+    return;
+  }
+  if (event.kind == Event::Kind::kPrompt) {
+    update.prompt_logprobs = event.prompt_logprobs;
     return;
   }
   update.finished = event.reason;
+  update.cached_prompt_tokens = event.cached_prompt_tokens;
   if (!event.status.ok()) update.error = std::string(event.status.message());
   urgent_ = true;
 }
@@ -192,6 +198,7 @@ absl::Status GenerationLoop::SubmitOnThread(GenerationRequest& request,
                   .sample_index = sample.sample_index};
     entry.priority = request.priority;
     entry.want_text = request.want_text;
+    entry.prompt_logprobs = request.prompt_logprobs && requests.size() == 1;
     as_group = as_group && entry.forced_prefix.empty();
     generation->request_ids_.push_back(entry.id);
   }
@@ -272,6 +279,11 @@ void GenerationLoop::SetDraining(bool draining) {
   (void)Run([this, draining] { draining ? engine_->Drain() : engine_->Undrain(); });
   absl::MutexLock lock(&mutex_);
   draining_ = draining;
+}
+
+bool GenerationLoop::IsDraining() const {
+  absl::MutexLock lock(&mutex_);
+  return draining_;
 }
 
 void GenerationLoop::CancelAll() {

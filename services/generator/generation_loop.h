@@ -40,6 +40,7 @@ struct GenerationRequest {
   uint64_t prompt_id = 0;
   int32_t priority = 0;
   bool want_text = false;
+  bool prompt_logprobs = false;  // come with news of the first sample
   std::vector<SampleSpec> samples;
   // The weights to generate with; a negative number: whichever are current.
   int64_t expected_version = -1;
@@ -52,9 +53,12 @@ struct SampleUpdate {
   std::vector<int32_t> ids;
   std::vector<float> logprobs, sampling_logprobs;
   std::vector<int64_t> versions;
+  std::vector<std::vector<engine::TokenLogprob>> top_logprobs;  // where asked for, one a token
+  std::vector<engine::PromptLogprob> prompt_logprobs;
   std::string text;
   std::optional<engine::FinishReason> finished;
   std::string error;
+  int32_t cached_prompt_tokens = 0;  // with `finished`
 };
 
 // One call's results. Thread-safe; written by the engine thread, read by the call's.
@@ -104,6 +108,7 @@ class GenerationLoop {
   LoopStatus Status();
   // Refuses new work from now on (or takes it again).
   void SetDraining(bool draining);
+  bool IsDraining() const;  // doesn't wait for the engine
   // Ends all samples as aborted and refuses new work.
   void CancelAll();
   bool Idle();
@@ -139,7 +144,7 @@ class GenerationLoop {
   Gauge running_, queued_, free_blocks_, version_gauge_;
   SpeculationMetrics speculation_metrics_;
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::deque<Command*> commands_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,5 +1,6 @@
 // stretto-generator: writes rollouts for a run (--run FILE), or serves one model by itself
 // (--model PATH), in which case it needs no coordinator.
+#include <filesystem>
 #include <memory>
 
 #include "CLI/App.hpp"
@@ -14,6 +15,8 @@
 #include "services/common/service_main.h"
 #include "services/generator/draft_model.h"
 #include "services/generator/generator_service.h"
+#include "services/generator/openai/http_server.h"
+#include "services/generator/openai/openai_api.h"
 
 namespace stretto::services {
 namespace {
@@ -53,6 +56,14 @@ class GeneratorProgram final : public Service {
                    "with --model: prompt and completion");
     app.add_option("--kv-cache-mb", cluster_.kv_cache_mb,
                    "with --model: memory for keys and values");
+    app.add_option("--http-port", http_port_,
+                   "port of the OpenAI-compatible API; 0: a free one, -1: none (default)")
+        ->check(CLI::Range(-1, 65535));
+    app.add_option("--served-model-name", served_model_name_,
+                   "the model's name in the OpenAI-compatible API (default: the run's, or the "
+                   "folder's)");
+    app.add_option("--max-queued", max_queued_, "requests that may wait")
+        ->check(CLI::Range(1, 1 << 20));
     app.add_option("--max-running", cluster_.max_running, "with --model: sequences at once");
     app.add_option("--speculation", cluster_.speculation,
                    "with --model: how tokens are guessed ahead: off, ngram or model");
@@ -71,6 +82,7 @@ class GeneratorProgram final : public Service {
     options.max_running = static_cast<int32_t>(cluster_.max_running);
     options.max_tokens_per_step =
         static_cast<int32_t>(std::max(cluster_.prefill_tokens, cluster_.max_running));
+    options.max_queued = max_queued_;
     options.eos_ids = host_->prompts->stop_ids();
     options.text_decoder = [this] {
       return std::make_unique<Decoder>(host_->prompts->tokenizer());
@@ -87,7 +99,7 @@ class GeneratorProgram final : public Service {
                                      .fence = context.fence,
                                      .swap_policy = swap_policy_});
     LogInfo("model ", model_.path, ", version 0 is ", policy_->Current().second);
-    return absl::OkStatus();
+    return StartHttp(context);
   }
 
   std::vector<grpc::Service*> grpc_services() override { return {service_.get()}; }
@@ -108,9 +120,31 @@ class GeneratorProgram final : public Service {
     const int64_t end_ns = Clock::Real().NowNs() + timeout_ms * 1'000'000;
     while (!loop_->Idle() && Clock::Real().NowNs() < end_ns) Clock::Real().SleepNs(10'000'000);
   }
-  void Stop() override { loop_.reset(); }
+  void Stop() override {
+    http_.reset();
+    loop_.reset();
+  }
 
  private:
+  absl::Status StartHttp(const ServiceContext& context) {
+    if (http_port_ < 0) return absl::OkStatus();
+    OpenAiApiOptions options;
+    options.model_name = served_model_name_;
+    options.max_model_len = host_->transformer->options().max_sequence_length;
+    if (options.model_name.empty()) {
+      options.model_name =
+          context.run.has_value()
+              ? context.run->run.name
+              : std::filesystem::path(model_.path).lexically_normal().stem().string();
+    }
+    api_ = std::make_unique<OpenAiApi>(loop_.get(), host_->prompts.get(), context.metrics, options);
+    ASSIGN_OR_RETURN(
+        http_, HttpServer::Start(api_.get(), {.bind = context.flags.bind, .port = http_port_}));
+    LogInfo("OpenAI-compatible API at http://", context.flags.bind, ":", http_->port(),
+            "/v1, model ", options.model_name);
+    return absl::OkStatus();
+  }
+
   absl::Status Configure(const ServiceContext& context) {
     if (context.run.has_value() == !model_.path.empty()) {
       return absl::InvalidArgumentError("give either --run FILE or --model PATH");
@@ -146,6 +180,11 @@ class GeneratorProgram final : public Service {
   Speculation speculation_;
   std::unique_ptr<GenerationLoop> loop_;
   std::unique_ptr<grpc::Service> service_;
+  int http_port_ = -1;
+  std::string served_model_name_;
+  int32_t max_queued_ = engine::EngineOptions().max_queued;
+  std::unique_ptr<OpenAiApi> api_;
+  std::unique_ptr<HttpServer> http_;
 };
 }  // namespace
 }  // namespace stretto::services

@@ -129,6 +129,32 @@ bool WaitForPort(Process& process, int port, int64_t timeout_ms) {
          process.IsRunning();
 }
 
+Connection::Connection(int port, int receive_buffer_bytes) : fd_(ConnectTo(port)) {
+  STRETTO_CHECK(fd_ >= 0);
+  if (receive_buffer_bytes == 0) return;
+  setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof(receive_buffer_bytes));
+}
+Connection::~Connection() { close(fd_); }
+
+void Connection::Send(const std::string& bytes) const {
+  size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t count = send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (count <= 0) return;
+    sent += static_cast<size_t>(count);
+  }
+}
+
+std::string Connection::ReadAll() const {
+  std::string bytes;
+  char buffer[65536];
+  ssize_t got = 0;
+  while ((got = recv(fd_, buffer, sizeof(buffer), 0)) > 0) {
+    bytes.append(buffer, static_cast<size_t>(got));
+  }
+  return bytes;
+}
+
 std::string HttpGet(int port, const std::string& path) {
   const int fd = ConnectTo(port);
   if (fd < 0) return "";

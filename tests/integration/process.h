@@ -36,6 +36,22 @@ class Process {
 int FreePort();
 // Waits until something listens at 127.0.0.1:port, or `process` has ended, or the time is over.
 bool WaitForPort(Process& process, int port, int64_t timeout_ms = 20000);
+// A TCP connection to 127.0.0.1:port; aborts the test's process if there is none.
+class Connection {
+ public:
+  // `receive_buffer_bytes`: of the kernel, so that a sender soon finds that nobody reads; 0: as is.
+  explicit Connection(int port, int receive_buffer_bytes = 0);
+  ~Connection();
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  // Sends until all is sent or the other side has closed.
+  void Send(const std::string& bytes) const;
+  // Until the other side closes.
+  std::string ReadAll() const;
+
+ private:
+  int fd_;
+};
 // The answer to GET /path at 127.0.0.1:port, headers included; empty if there is none.
 std::string HttpGet(int port, const std::string& path);
 // Polls until `condition` holds; false when it doesn't within `timeout_ms`.

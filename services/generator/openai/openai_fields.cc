@@ -1,0 +1,173 @@
+#include "services/generator/openai/openai_fields.h"
+
+#include "absl/strings/str_cat.h"
+#include "services/generator/openai/openai_request.h"
+
+namespace stretto::services {
+namespace {
+using Json = nlohmann::json;
+
+// Whether brackets outside strings open deeper than `max_depth`.
+bool IsTooDeep(const std::string& text, size_t max_depth) {
+  size_t depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > max_depth) return true;
+    } else if ((c == ']' || c == '}') && depth > 0) {
+      --depth;
+    }
+  }
+  return false;
+}
+
+// What the parser says, without its own numbering of errors.
+std::string Reason(const std::string& what) {
+  const size_t end = what.find("] ");
+  return end == std::string::npos ? what : what.substr(end + 2);
+}
+}  // namespace
+
+absl::StatusOr<Json> ParseJsonObject(const std::string& body, size_t max_depth) {
+  if (IsTooDeep(body, max_depth)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the body is nested more than ", max_depth, " levels deep"));
+  }
+  try {
+    Json json = Json::parse(body);
+    if (json.is_object()) return json;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the body must be a JSON object, found ", json.type_name()));
+  } catch (const Json::exception& e) {
+    // The message quotes the input, which need not be valid UTF-8.
+    const std::string quoted =
+        Json(Reason(e.what())).dump(-1, ' ', true, Json::error_handler_t::replace);
+    return absl::InvalidArgumentError(absl::StrCat("the body isn't valid JSON in UTF-8: ",
+                                                   Json::parse(quoted).get<std::string>()));
+  }
+}
+
+const Json* Fields::Take(const std::string& key) {
+  known_.insert(key);
+  const auto it = object_.find(key);
+  return it == object_.end() || it->is_null() ? nullptr : &*it;
+}
+
+void Fields::Fail(const std::string& key, const std::string& message) {
+  if (!status_.ok()) return;
+  const std::string name = prefix_ + key;
+  status_ = ParamError(name, absl::StrCat("'", name, "': ", message));
+}
+
+bool Fields::Bool(const std::string& key, bool* out) {
+  const Json* value = Take(key);
+  if (value == nullptr) return false;
+  if (!value->is_boolean()) {
+    Fail(key, absl::StrCat("expected true or false, found ", value->type_name()));
+    return false;
+  }
+  *out = value->get<bool>();
+  return true;
+}
+
+bool Fields::Float(const std::string& key, float* out) {
+  const Json* value = Take(key);
+  if (value == nullptr) return false;
+  if (!value->is_number()) {
+    Fail(key, absl::StrCat("expected a number, found ", value->type_name()));
+    return false;
+  }
+  *out = value->get<float>();
+  return true;
+}
+
+bool Fields::Int(const std::string& key, int64_t min, int64_t max, int64_t* out) {
+  const Json* value = Take(key);
+  if (value == nullptr) return false;
+  const bool fits = value->is_number_integer() &&
+                    !(value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX);
+  if (!fits || value->get<int64_t>() < min || value->get<int64_t>() > max) {
+    Fail(key, absl::StrCat("expected an integer from ", min, " to ", max, ", found ",
+                           value->is_number() ? value->dump() : value->type_name()));
+    return false;
+  }
+  *out = value->get<int64_t>();
+  return true;
+}
+
+bool Fields::Int32(const std::string& key, int64_t min, int64_t max, int32_t* out) {
+  int64_t wide = 0;
+  if (!Int(key, min, max, &wide)) return false;
+  *out = static_cast<int32_t>(wide);
+  return true;
+}
+
+bool Fields::String(const std::string& key, std::string* out) {
+  const Json* value = Take(key);
+  if (value == nullptr) return false;
+  if (!value->is_string()) {
+    Fail(key, absl::StrCat("expected a string, found ", value->type_name()));
+    return false;
+  }
+  *out = value->get<std::string>();
+  return true;
+}
+
+bool Fields::Int32List(const std::string& key, std::vector<int32_t>* out) {
+  const Json* value = Take(key);
+  if (value == nullptr) return false;
+  std::vector<int32_t> list;
+  bool good = value->is_array();
+  for (size_t i = 0; good && i < value->size(); ++i) {
+    const Json& entry = (*value)[i];
+    good = entry.is_number_integer() && entry.get<int64_t>() >= INT32_MIN &&
+           entry.get<int64_t>() <= INT32_MAX;
+    if (good) list.push_back(entry.get<int32_t>());
+  }
+  if (!good) {
+    Fail(key, "expected a list of token ids");
+    return false;
+  }
+  *out = std::move(list);
+  return true;
+}
+
+bool Fields::StringOrList(const std::string& key, std::vector<std::string>* out) {
+  const Json* value = Take(key);
+  if (value == nullptr) return false;
+  std::vector<std::string> list;
+  if (value->is_string()) {
+    list.push_back(value->get<std::string>());
+  } else if (value->is_array()) {
+    for (const Json& entry : *value) {
+      if (!entry.is_string()) {
+        Fail(key, "expected a string or a list of strings");
+        return false;
+      }
+      list.push_back(entry.get<std::string>());
+    }
+  } else {
+    Fail(key, "expected a string or a list of strings");
+    return false;
+  }
+  *out = std::move(list);
+  return true;
+}
+
+void Fields::Ignore(std::initializer_list<const char*> keys) {
+  for (const char* key : keys) known_.insert(key);
+}
+
+absl::Status Fields::Finish() {
+  for (const auto& [key, value] : object_.items()) {
+    if (!known_.count(key)) Fail(key, "this server doesn't know this field");
+  }
+  return status_;
+}
+}  // namespace stretto::services

@@ -1,0 +1,240 @@
+#include "services/generator/openai/openai_request.h"
+
+#include <cmath>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "services/generator/openai/openai_fields.h"
+
+namespace stretto::services {
+namespace {
+using Json = nlohmann::json;
+constexpr char kParamPayload[] = "stretto.openai.param";
+constexpr int64_t kMaxTokens = 1 << 30;
+
+void ReadLogitBias(Fields& fields, engine::SamplingParams* sampling) {
+  const Json* bias = fields.Take("logit_bias");
+  if (bias == nullptr) return;
+  if (!bias->is_object()) return fields.Fail("logit_bias", "expected an object of token ids");
+  for (const auto& [key, value] : bias->items()) {
+    int32_t id = 0;
+    if (!absl::SimpleAtoi(key, &id) || !value.is_number()) {
+      return fields.Fail("logit_bias", absl::StrCat("'", key,
+                                                    "' must be a token id, its value a "
+                                                    "number"));
+    }
+    sampling->logit_bias.emplace_back(id, value.get<float>());
+  }
+}
+
+void ReadSampling(Fields& fields, engine::SamplingParams* s) {
+  fields.Float("temperature", &s->temperature);
+  fields.Float("top_p", &s->top_p);
+  fields.Float("min_p", &s->min_p);
+  if (fields.Int32("top_k", -1, INT32_MAX, &s->top_k) && s->top_k < 0) s->top_k = 0;
+  fields.Float("presence_penalty", &s->presence_penalty);
+  fields.Float("frequency_penalty", &s->frequency_penalty);
+  fields.Float("repetition_penalty", &s->repetition_penalty);
+  fields.Int32("min_tokens", 0, kMaxTokens, &s->min_tokens);
+  fields.StringOrList("stop", &s->stop_strings);
+  fields.Int32List("stop_token_ids", &s->stop_ids);
+  fields.Bool("ignore_eos", &s->ignore_eos);
+  fields.Bool("include_stop_str_in_output", &s->keep_stop_string);
+  ReadLogitBias(fields, s);
+}
+
+void ReadStream(Fields& fields, OpenAiRequest* request) {
+  fields.Bool("stream", &request->stream);
+  const Json* options = fields.Take("stream_options");
+  if (options == nullptr) return;
+  if (!options->is_object()) return fields.Fail("stream_options", "expected an object");
+  if (!request->stream) return fields.Fail("stream_options", "only with 'stream': true");
+  Fields inner(*options, "stream_options.");
+  inner.Bool("include_usage", &request->include_usage);
+  inner.Ignore({"include_obfuscation"});
+  if (const absl::Status status = inner.Finish(); !status.ok()) {
+    fields.Fail("stream_options", std::string(status.message()));
+  }
+}
+
+// What both kinds of request have.
+void ReadCommon(Fields& fields, OpenAiRequest* request) {
+  fields.String("model", &request->model);
+  fields.Int32("n", 1, kMaxChoices, &request->n);
+  int64_t seed = 0;
+  if (fields.Int("seed", INT64_MIN, INT64_MAX, &seed)) request->seed = static_cast<uint64_t>(seed);
+  fields.Int32("priority", INT32_MIN, INT32_MAX, &request->priority);
+  fields.Bool("return_token_ids", &request->return_token_ids);
+  ReadSampling(fields, &request->sampling);
+  ReadStream(fields, request);
+  fields.Ignore(
+      {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"});
+}
+
+// Fields that are allowed with the value that changes nothing.
+void Refuse(Fields& fields, const std::string& key, const Json& harmless,
+            const std::string& reason) {
+  const Json* value = fields.Take(key);
+  if (value != nullptr && *value != harmless) fields.Fail(key, reason);
+}
+
+bool IsIdList(const Json& value) {
+  return value.is_array() && !value.empty() && value[0].is_number();
+}
+
+absl::Status AddPrompt(const Json& value, const engine::PromptEncoder& prompts,
+                       OpenAiRequest* request) {
+  std::vector<int32_t> ids;
+  std::string text;
+  if (value.is_string()) {
+    text = value.get<std::string>();
+    if (text.empty()) return ParamError("prompt", "'prompt': a prompt is empty");
+    ASSIGN_OR_RETURN(ids, prompts.EncodeRaw(text, /*parse_special=*/true));
+  } else {
+    Json object{{"prompt", value}};
+    Fields fields(object);
+    fields.Int32List("prompt", &ids);
+    RETURN_IF_ERROR(fields.Finish());
+    if (ids.empty()) return ParamError("prompt", "'prompt': a prompt is empty");
+    if (request->echo) text = prompts.tokenizer().Decode(ids, /*skip_special=*/false);
+  }
+  request->prompts.push_back(std::move(ids));
+  if (request->echo) request->prompt_texts.push_back(std::move(text));
+  return absl::OkStatus();
+}
+
+// Text, a list of texts, ids, or a list of lists of ids.
+absl::Status ReadPrompts(const Json* prompt, const engine::PromptEncoder& prompts,
+                         OpenAiRequest* request) {
+  if (prompt == nullptr) return ParamError("prompt", "'prompt' is missing");
+  if (prompt->is_string() || IsIdList(*prompt)) return AddPrompt(*prompt, prompts, request);
+  if (!prompt->is_array() || prompt->empty()) {
+    return ParamError("prompt",
+                      "'prompt': expected a text, a list of token ids, or a list of such prompts");
+  }
+  if (prompt->size() * static_cast<size_t>(request->n) > kMaxChoices) {
+    return ParamError("prompt", absl::StrCat("'prompt': ", prompt->size(), " prompts with n ",
+                                             request->n, ": at most ", kMaxChoices, " choices"));
+  }
+  for (const Json& entry : *prompt) RETURN_IF_ERROR(AddPrompt(entry, prompts, request));
+  return absl::OkStatus();
+}
+
+// A message's content: a text, or a list of parts that are texts.
+absl::StatusOr<std::string> ReadContent(const Json& message, const std::string& name) {
+  const auto it = message.find("content");
+  if (it != message.end() && it->is_string()) return it->get<std::string>();
+  if (it == message.end() || !it->is_array()) {
+    return ParamError("messages", absl::StrCat("'", name, ".content': expected a text"));
+  }
+  std::string text;
+  for (const Json& part : *it) {
+    if (!part.is_object() || part.value("type", Json()) != "text" ||
+        !part.value("text", Json()).is_string()) {
+      return ParamError("messages",
+                        absl::StrCat("'", name, ".content': only parts of type text are known"));
+    }
+    text += part["text"].get<std::string>();
+  }
+  return text;
+}
+
+absl::StatusOr<engine::ChatMessage> ReadMessage(const Json& json, const std::string& name) {
+  if (!json.is_object()) {
+    return ParamError("messages", absl::StrCat("'", name, "': expected an object"));
+  }
+  Fields fields(json, name + ".");
+  engine::ChatMessage message;
+  fields.String("role", &message.role);
+  fields.Ignore({"content", "name"});
+  Refuse(fields, "refusal", nullptr, "isn't supported");
+  Refuse(fields, "tool_calls", Json::array(), "tools aren't supported");
+  if (const absl::Status status = fields.Finish(); !status.ok()) {
+    return ParamError("messages", std::string(status.message()));
+  }
+  if (message.role.empty()) {
+    return ParamError("messages", absl::StrCat("'", name, ".role' is missing"));
+  }
+  if (message.role == "developer") message.role = "system";
+  ASSIGN_OR_RETURN(message.content, ReadContent(json, name));
+  return message;
+}
+
+absl::StatusOr<std::vector<engine::ChatMessage>> ReadMessages(const Json* list) {
+  if (list == nullptr || !list->is_array() || list->empty()) {
+    return ParamError("messages", "'messages': expected a list of at least one message");
+  }
+  std::vector<engine::ChatMessage> messages;
+  for (size_t i = 0; i < list->size(); ++i) {
+    ASSIGN_OR_RETURN(auto message, ReadMessage((*list)[i], absl::StrCat("messages[", i, "]")));
+    messages.push_back(std::move(message));
+  }
+  return messages;
+}
+}  // namespace
+
+absl::Status ParamError(const std::string& param, const std::string& message) {
+  absl::Status status = absl::InvalidArgumentError(message);
+  status.SetPayload(kParamPayload, absl::Cord(param));
+  return status;
+}
+
+std::string ParamOf(const absl::Status& status) {
+  const auto payload = status.GetPayload(kParamPayload);
+  return payload.has_value() ? std::string(*payload) : std::string();
+}
+
+absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
+                                              const engine::PromptEncoder& prompts) {
+  ASSIGN_OR_RETURN(const Json json, ParseJsonObject(body, kMaxJsonDepth));
+  OpenAiRequest request;
+  Fields fields(json);
+  ReadCommon(fields, &request);
+  fields.Bool("echo", &request.echo);
+  request.logprobs = fields.Int32("logprobs", 0, kMaxTopLogprobs, &request.top_logprobs);
+  request.sampling.max_tokens = kDefaultMaxTokens;
+  fields.Int32("max_tokens", request.echo ? 0 : 1, kMaxTokens, &request.sampling.max_tokens);
+  Refuse(fields, "suffix", "", "isn't supported");
+  Refuse(fields, "best_of", request.n, "only the value of 'n' is supported");
+  const Json* prompt = fields.Take("prompt");
+  RETURN_IF_ERROR(fields.Finish());
+  RETURN_IF_ERROR(ReadPrompts(prompt, prompts, &request));
+  if (request.sampling.max_tokens == 0) {
+    request.prompt_only = true;
+    request.sampling.max_tokens = 1;
+  }
+  return request;
+}
+
+absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
+                                        const engine::PromptEncoder& prompts) {
+  ASSIGN_OR_RETURN(const Json json, ParseJsonObject(body, kMaxJsonDepth));
+  OpenAiRequest request;
+  request.chat = true;
+  Fields fields(json);
+  ReadCommon(fields, &request);
+  fields.Bool("logprobs", &request.logprobs);
+  if (fields.Int32("top_logprobs", 0, kMaxTopLogprobs, &request.top_logprobs) &&
+      request.top_logprobs > 0 && !request.logprobs) {
+    fields.Fail("top_logprobs", "only with 'logprobs': true");
+  }
+  fields.Int32("max_tokens", 1, kMaxTokens, &request.sampling.max_tokens);
+  fields.Int32("max_completion_tokens", 1, kMaxTokens, &request.sampling.max_tokens);
+  Refuse(fields, "tools", Json::array(), "tools aren't supported");
+  Refuse(fields, "functions", Json::array(), "functions aren't supported");
+  Refuse(fields, "tool_choice", "none", "tools aren't supported");
+  Refuse(fields, "function_call", "none", "functions aren't supported");
+  Refuse(fields, "parallel_tool_calls", false, "tools aren't supported");
+  Refuse(fields, "modalities", Json::array({"text"}), "only text is supported");
+  Refuse(fields, "response_format", Json{{"type", "text"}}, "only type text is supported");
+  const Json* list = fields.Take("messages");
+  RETURN_IF_ERROR(fields.Finish());
+  ASSIGN_OR_RETURN(auto messages, ReadMessages(list));
+  auto ids = prompts.EncodeMessages(std::move(messages));
+  if (!ids.ok()) return ParamError("messages", std::string(ids.status().message()));
+  request.prompts.push_back(*std::move(ids));
+  return request;
+}
+}  // namespace stretto::services

@@ -1,0 +1,53 @@
+// The requests of OpenAI's completions and chat completions
+// (platform.openai.com/docs/api-reference) as this generator serves them: a JSON body becomes
+// prompt ids and sampling parameters. Beside OpenAI's own fields those of vLLM's server are read
+// that have a meaning here (top_k, min_p, repetition_penalty, min_tokens, stop_token_ids,
+// ignore_eos, include_stop_str_in_output, priority, return_token_ids). A field that isn't known, or
+// asks for what isn't there, is an error and never passed over.
+//
+// Pure functions; any thread. Knows neither HTTP nor the engine's thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/inference/request.h"
+#include "engine/prompt/prompt_encoder.h"
+
+namespace stretto::services {
+inline constexpr int kMaxChoices = 128;       // n, and prompts times n
+inline constexpr int kMaxTopLogprobs = 20;    // as OpenAI's
+inline constexpr size_t kMaxJsonDepth = 64;   // objects and lists inside one another
+inline constexpr int kDefaultMaxTokens = 16;  // of completions; a chat may fill the context
+
+struct OpenAiRequest {
+  bool chat = false;
+  std::string model;  // empty: not named
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<std::string> prompt_texts;  // with `echo`: one a prompt
+  engine::SamplingParams sampling;
+  int n = 1;  // choices of one prompt
+  std::optional<uint64_t> seed;
+  int32_t priority = 0;
+  bool stream = false, include_usage = false;
+  bool logprobs = false;
+  int top_logprobs = 0;
+  bool echo = false;              // completions: the choice begins with the prompt
+  bool prompt_only = false;       // echo with max_tokens 0: nothing is generated
+  bool return_token_ids = false;  // choices carry ids and the policy version of each token
+};
+
+// InvalidArgument says what is wrong where; ParamOf() names the field.
+absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
+                                              const engine::PromptEncoder& prompts);
+absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
+                                        const engine::PromptEncoder& prompts);
+
+// An InvalidArgument about the body's field `param`; and the field of such an error, or "".
+absl::Status ParamError(const std::string& param, const std::string& message);
+std::string ParamOf(const absl::Status& status);
+}  // namespace stretto::services

@@ -1,0 +1,308 @@
+// The generator's OpenAI-compatible API: a real process, real sockets.
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "nlohmann/json.hpp"
+#include "tests/integration/client.h"
+#include "tests/integration/test_run.h"
+
+namespace stretto::testing {
+namespace {
+using Json = nlohmann::json;
+
+struct Answer {
+  int status = 0;  // 0: none
+  std::string headers, body;
+  Json json() const { return Json::parse(body, nullptr, false); }
+};
+
+// The data of a chunked body.
+std::string Unchunk(const std::string& raw) {
+  std::string body;
+  size_t at = 0;
+  while (at < raw.size()) {
+    const size_t line_end = raw.find("\r\n", at);
+    if (line_end == std::string::npos) break;
+    const size_t size = std::strtoul(raw.c_str() + at, nullptr, 16);
+    if (size == 0) break;
+    body += raw.substr(line_end + 2, size);
+    at = line_end + 2 + size + 2;
+  }
+  return body;
+}
+
+Answer Parse(const std::string& raw) {
+  Answer answer;
+  const size_t end = raw.find("\r\n\r\n");
+  if (end == std::string::npos || !absl::StartsWith(raw, "HTTP/1.1 ")) return answer;
+  answer.status = std::atoi(raw.c_str() + 9);
+  answer.headers = raw.substr(0, end);
+  answer.body = raw.substr(end + 4);
+  if (absl::StrContains(answer.headers, "chunked")) answer.body = Unchunk(answer.body);
+  return answer;
+}
+
+std::string RawPost(const std::string& path, const std::string& body) {
+  return absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n",
+                      "Content-Type: application/json\r\nContent-Length: ", body.size(), "\r\n\r\n",
+                      body);
+}
+
+struct Server {
+  explicit Server(std::vector<std::string> more = {}) : port(FreePort()), http_port(FreePort()) {
+    WriteTestModel(folder.File("model"));
+    std::vector<std::string> arguments = {"--model",
+                                          folder.File("model"),
+                                          "--port",
+                                          absl::StrCat(port),
+                                          "--dtype",
+                                          "bf16",
+                                          "--chat-format",
+                                          "none",
+                                          "--threads",
+                                          "1",
+                                          "--kv-cache-mb",
+                                          "16",
+                                          "--http-port",
+                                          absl::StrCat(http_port),
+                                          "--served-model-name",
+                                          "policy"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    process = std::make_unique<Process>("stretto-generator", arguments, folder.File("log"));
+    const bool up = WaitForPort(*process, port);
+    INFO(process->Log());
+    REQUIRE(up);
+  }
+  Answer Get(const std::string& path) const { return Parse(HttpGet(http_port, path)); }
+  Answer Post(const std::string& path, const std::string& body) const {
+    Connection connection(http_port);
+    connection.Send(RawPost(path, body));
+    return Parse(connection.ReadAll());
+  }
+  Answer Complete(const Json& body) const { return Post("/v1/completions", body.dump()); }
+  Answer Chat(const Json& body) const { return Post("/v1/chat/completions", body.dump()); }
+  v1::GeneratorStatus Status() const {
+    const auto stub = Connect<v1::Generator>(absl::StrCat("127.0.0.1:", port));
+    CallContext context;
+    v1::GeneratorStatus status;
+    REQUIRE(stub->GetGeneratorStatus(&context, {}, &status).ok());
+    return status;
+  }
+  bool IsIdle() const {
+    const v1::GeneratorStatus status = Status();
+    return status.num_running() == 0 && status.num_queued() == 0;
+  }
+
+  TempDir folder;
+  int port, http_port;
+  std::unique_ptr<Process> process;
+};
+
+std::vector<Json> Events(const std::string& body) {
+  std::vector<Json> events;
+  for (const absl::string_view part : absl::StrSplit(body, "\n\n")) {
+    if (part.empty()) continue;
+    REQUIRE(absl::StartsWith(part, "data: "));
+    const std::string data(part.substr(6));
+    events.push_back(data == "[DONE]" ? Json(data) : Json::parse(data));
+  }
+  return events;
+}
+
+const std::vector<int32_t> kPrompt = {21, 14, 20, 32};
+}  // namespace
+
+TEST_CASE("completions over HTTP are those of gRPC, whole and streamed") {
+  Server server;
+  const Json body{
+      {"model", "policy"}, {"prompt", kPrompt}, {"max_tokens", 20}, {"n", 3},
+      {"seed", 7},         {"logprobs", 2},     {"echo", true},     {"return_token_ids", true}};
+  const Answer whole = server.Complete(body);
+  INFO(whole.body);
+  REQUIRE(whole.status == 200);
+  const Json answer = whole.json();
+  REQUIRE(answer["choices"].size() == 3);
+
+  v1::GenerateRequest request = MakeGenerateRequest(kPrompt, 3, 20);
+  request.mutable_prompt_id()->set_index(0);
+  const auto stub = Connect<v1::Generator>(absl::StrCat("127.0.0.1:", server.port));
+  const Generated generated = Generate(*stub, request);
+  REQUIRE(generated.status.ok());
+  for (const auto& [index, completion] : generated.completions) {
+    const Json& choice = answer["choices"][index];
+    CHECK(choice["token_ids"] ==
+          Json(std::vector<int32_t>(completion.ids().begin(), completion.ids().end())));
+    const Json& logprobs = choice["logprobs"]["token_logprobs"];
+    REQUIRE(logprobs.size() == kPrompt.size() + static_cast<size_t>(completion.ids_size()));
+    CHECK(logprobs[0].is_null());
+    for (int i = 0; i < completion.ids_size(); ++i) {
+      const float value = logprobs[kPrompt.size() + static_cast<size_t>(i)].get<float>();
+      const float expected = completion.logprobs(i);
+      CHECK(std::memcmp(&value, &expected, sizeof(value)) == 0);
+    }
+    const bool stopped = completion.finish_reason() == v1::FINISH_REASON_STOP;
+    CHECK(choice["finish_reason"] == (stopped ? "stop" : "length"));
+  }
+
+  SECTION("asked again, with another company, it is the same") {
+    Json again = body;
+    again["n"] = 1;
+    CHECK(server.Complete(again).json()["choices"][0] == answer["choices"][0]);
+  }
+  SECTION("the stream's pieces are the whole") {
+    Json streamed = body;
+    streamed["stream"] = true;
+    streamed["stream_options"] = {{"include_usage", true}};
+    const Answer stream = server.Complete(streamed);
+    REQUIRE(stream.status == 200);
+    CHECK(absl::StrContains(stream.headers, "text/event-stream"));
+    const std::vector<Json> events = Events(stream.body);
+    REQUIRE(events.size() >= 4);
+    CHECK(events.back() == "[DONE]");
+    CHECK(events[events.size() - 2]["usage"]["completion_tokens"] ==
+          answer["usage"]["completion_tokens"]);
+    std::vector<std::string> texts(3), reasons(3);
+    std::vector<size_t> num_logprobs(3);
+    for (size_t e = 0; e + 2 < events.size(); ++e) {
+      for (const Json& choice : events[e]["choices"]) {
+        const auto index = choice["index"].get<size_t>();
+        texts.at(index) += choice["text"].get<std::string>();
+        num_logprobs.at(index) += choice["logprobs"]["tokens"].size();
+        if (choice["finish_reason"].is_string()) reasons.at(index) = choice["finish_reason"];
+      }
+    }
+    for (size_t i = 0; i < 3; ++i) {
+      CHECK(texts[i] == answer["choices"][i]["text"]);
+      CHECK(reasons[i] == answer["choices"][i]["finish_reason"]);
+      CHECK(num_logprobs[i] == answer["choices"][i]["logprobs"]["tokens"].size());
+    }
+  }
+  SECTION("a chat") {
+    const Json messages{{{"role", "user"}, {"content", "1+1="}}};
+    const Answer chat = server.Chat({{"messages", messages}, {"max_tokens", 8}, {"seed", 1}});
+    INFO(chat.body);
+    REQUIRE(chat.status == 200);
+    CHECK(chat.json()["choices"][0]["message"]["role"] == "assistant");
+    const Answer stream =
+        server.Chat({{"messages", messages}, {"max_tokens", 8}, {"seed", 1}, {"stream", true}});
+    std::string text;
+    for (const Json& event : Events(stream.body)) {
+      if (event.is_string()) continue;
+      text += event["choices"][0]["delta"].value("content", "");
+    }
+    CHECK(text == chat.json()["choices"][0]["message"]["content"]);
+  }
+  SECTION("an echoed prompt alone, with a stop string, and several prompts") {
+    const Answer echo =
+        server.Complete({{"prompt", "12+3="}, {"echo", true}, {"max_tokens", 0}, {"logprobs", 1}});
+    REQUIRE(echo.status == 200);
+    CHECK(echo.json()["choices"][0]["text"] == "12+3=");
+    CHECK(echo.json()["choices"][0]["logprobs"]["tokens"].size() == 5);
+    CHECK(echo.json()["usage"]["completion_tokens"] == 0);
+    const Answer several = server.Complete({{"prompt", {"1", "2"}}, {"n", 2}, {"max_tokens", 4}});
+    REQUIRE(several.status == 200);
+    CHECK(several.json()["choices"].size() == 4);
+  }
+}
+
+TEST_CASE("what HTTP requests are refused, and how") {
+  Server server;
+  const auto error_of = [](const Answer& answer, int status) {
+    INFO(answer.body);
+    CHECK(answer.status == status);
+    const Json json = answer.json();
+    REQUIRE(json.is_object());
+    REQUIRE(json["error"]["message"].is_string());
+    return json["error"];
+  };
+  CHECK(error_of(server.Post("/v1/completions", "{"), 400)["type"] == "invalid_request_error");
+  error_of(server.Post("/v1/completions", "{\"prompt\": \"\xFF\"}"), 400);
+  CHECK(error_of(server.Complete({{"prompt", "1"}, {"colour", 1}}), 400)["param"] == "colour");
+  error_of(server.Complete({{"prompt", "1"}, {"temperature", -1}}), 400);
+  error_of(server.Complete({{"prompt", {9999}}}), 400);
+  error_of(server.Complete({{"prompt", std::string(300, '1')}}), 400);
+  error_of(server.Complete({{"prompt", "1"}, {"model", "gpt-4"}}), 404);
+  error_of(server.Post("/v1/embeddings", "{}"), 404);
+  error_of(server.Get("/nowhere"), 404);
+  error_of(server.Get("/v1/completions"), 405);
+  error_of(server.Post("/v1/completions", std::string((8 << 20) + 1, ' ')), 413);
+  {
+    Connection connection(server.http_port);
+    connection.Send("this is not HTTP\r\n\r\n");
+    CHECK(Parse(connection.ReadAll()).status == 400);
+  }
+  CHECK(server.Complete({{"prompt", "1"}, {"max_tokens", 2}}).status == 200);
+  CHECK(server.Get("/health").status == 200);
+  CHECK(server.Get("/v1/models").json()["data"][0]["id"] == "policy");
+  CHECK(server.Get("/v1/models/policy").json()["max_model_len"] == 256);
+  CHECK(server.IsIdle());
+}
+
+TEST_CASE("full queues answer 429 with a time to try again; draining 503") {
+  Server server({"--max-queued", "4"});
+  const Answer full = server.Complete({{"prompt", "1"}, {"n", 8}, {"max_tokens", 4}});
+  CHECK(full.status == 429);
+  CHECK(absl::StrContains(full.headers, "Retry-After: 1"));
+  CHECK(full.json()["error"]["code"] == "rate_limit_exceeded");
+  CHECK(server.Complete({{"prompt", "1"}, {"n", 2}, {"max_tokens", 4}}).status == 200);
+  const auto stub = Connect<v1::Generator>(absl::StrCat("127.0.0.1:", server.port));
+  CallContext context;
+  v1::DrainResponse response;
+  REQUIRE(stub->Drain(&context, {}, &response).ok());
+  CHECK(server.Complete({{"prompt", "1"}, {"max_tokens", 4}}).status == 503);
+  CHECK(server.Get("/health").status == 503);
+}
+
+TEST_CASE("clients that go away or never read") {
+  Server server;
+  const Json endless{{"prompt", "1"},      {"n", 100},       {"max_tokens", 250},
+                     {"ignore_eos", true}, {"logprobs", 20}, {"seed", 1}};
+  SECTION("one that goes away, waiting for the whole or for a stream, frees what it had begun") {
+    for (const bool stream : {false, true}) {
+      Json body = endless;
+      body["stream"] = stream;
+      auto connection = std::make_unique<Connection>(server.http_port);
+      connection->Send(RawPost("/v1/completions", body.dump()));
+      CHECK(Eventually([&] { return server.Status().num_running() > 0; }));
+      connection.reset();
+      CHECK(Eventually([&] { return server.IsIdle(); }));
+    }
+    // 100 × 250 tokens would have been generated twice.
+    CHECK(server.Status().tokens_generated() < 2 * 25000);
+  }
+  SECTION("one that never reads holds nobody up") {
+    Json body = endless;
+    body["stream"] = true;
+    Connection silent(server.http_port, /*receive_buffer_bytes=*/4096);
+    silent.Send(RawPost("/v1/completions", body.dump()));
+    CHECK(Eventually([&] { return server.Status().num_running() > 0; }));
+    CHECK(server.Complete({{"prompt", "2"}, {"max_tokens", 4}}).status == 200);
+    CHECK(server.Get("/health").status == 200);
+    CHECK(Eventually([&] { return server.IsIdle(); }, 60000));
+  }
+  SECTION("many that send nothing hold nobody up") {
+    std::vector<std::unique_ptr<Connection>> idle;
+    for (int i = 0; i < 100; ++i) {
+      idle.push_back(std::make_unique<Connection>(server.http_port));
+      if (i % 2 == 0) idle.back()->Send("POST /v1/comp");
+    }
+    CHECK(server.Complete({{"prompt", "2"}, {"max_tokens", 4}}).status == 200);
+  }
+  SECTION("a SIGTERM ends the process although clients wait") {
+    Json body = endless;
+    body["stream"] = true;
+    Connection silent(server.http_port, /*receive_buffer_bytes=*/4096);
+    silent.Send(RawPost("/v1/completions", body.dump()));
+    Connection idle(server.http_port);
+    CHECK(Eventually([&] { return server.Status().num_running() > 0; }));
+    server.process->Signal(SIGTERM);
+    CHECK(server.process->WaitForExit(30000) == 0);
+  }
+}
+}  // namespace stretto::testing
