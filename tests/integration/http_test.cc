@@ -299,7 +299,8 @@ TEST_CASE("clients that go away or never read") {
     body["stream"] = true;
     Connection silent(server.http_port, /*receive_buffer_bytes=*/4096);
     silent.Send(RawPost("/v1/completions", body.dump()));
-    Connection idle(server.http_port);
+    Connection idle(server.http_port), half(server.http_port);
+    half.Send("POST /v1/comp");
     CHECK(Eventually([&] { return server.Status().num_running() > 0; }));
     server.process->Signal(SIGTERM);
     CHECK(server.process->WaitForExit(30000) == 0);

@@ -32,14 +32,13 @@ bool WaitFor(int fd, short events, int64_t timeout_ms) {
 // byte by byte can't stay; writing fails when the client takes nothing for a while.
 class Connection final : public httplib::Stream {
  public:
-  Connection(int fd, const HttpServerOptions& options) : fd_(fd), options_(options) {}
+  // `stopping` ends every wait, so that no client can hold up the end of the process.
+  Connection(int fd, const HttpServerOptions& options, const std::atomic<bool>& stopping)
+      : fd_(fd), options_(options), stopping_(stopping) {}
 
   // Whether a request begins before the time is over.
-  bool WaitForRequest(const std::atomic<bool>& stopping) {
-    const int64_t end_ms = NowMs() + options_.keep_alive_timeout_ms;
-    while (begin_ == end_ && !WaitFor(fd_, POLLIN, kTickMs)) {
-      if (stopping || NowMs() > end_ms) return false;
-    }
+  bool WaitForRequest() {
+    if (begin_ == end_ && !Wait(POLLIN, NowMs() + options_.keep_alive_timeout_ms)) return false;
     deadline_ms_ = NowMs() + options_.request_timeout_ms;
     return true;
   }
@@ -59,15 +58,13 @@ class Connection final : public httplib::Stream {
     close(fd_);
   }
 
-  bool is_readable() const override {
-    return begin_ < end_ || WaitFor(fd_, POLLIN, deadline_ms_ - NowMs());
-  }
+  bool is_readable() const override { return begin_ < end_ || Wait(POLLIN, deadline_ms_); }
   bool is_writable() const override {
-    return !Gone() && WaitFor(fd_, POLLOUT, options_.write_timeout_ms);
+    return !Gone() && Wait(POLLOUT, NowMs() + options_.write_timeout_ms);
   }
   ssize_t read(char* out, size_t size) override {
     if (begin_ == end_) {
-      if (!WaitFor(fd_, POLLIN, deadline_ms_ - NowMs())) return -1;
+      if (!Wait(POLLIN, deadline_ms_)) return -1;
       const ssize_t got = recv(fd_, buffer_, sizeof(buffer_), 0);
       if (got <= 0) return got;
       begin_ = 0;
@@ -79,7 +76,7 @@ class Connection final : public httplib::Stream {
     return static_cast<ssize_t>(count);
   }
   ssize_t write(const char* data, size_t size) override {
-    if (!WaitFor(fd_, POLLOUT, options_.write_timeout_ms)) return -1;
+    if (!Wait(POLLOUT, NowMs() + options_.write_timeout_ms)) return -1;
     return send(fd_, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
   }
   void get_remote_ip_and_port(std::string& ip, int& port) const override { ip = "", port = 0; }
@@ -87,8 +84,16 @@ class Connection final : public httplib::Stream {
   socket_t socket() const override { return fd_; }
 
  private:
+  bool Wait(short events, int64_t end_ms) const {
+    while (!WaitFor(fd_, events, std::min(kTickMs, end_ms - NowMs()))) {
+      if (stopping_ || NowMs() >= end_ms) return false;
+    }
+    return true;
+  }
+
   const int fd_;
   const HttpServerOptions& options_;
+  const std::atomic<bool>& stopping_;
   int64_t deadline_ms_ = 0;
   char buffer_[8192];
   size_t begin_ = 0, end_ = 0;
@@ -101,28 +106,36 @@ class ConnectionThreads final : public httplib::TaskQueue {
  public:
   explicit ConnectionThreads(int max_threads) : max_threads_(max_threads) {}
   void enqueue(std::function<void()> task) override {
-    absl::MutexLock lock(&mutex_);
-    const auto has_room = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return num_threads_ < max_threads_;
-    };
-    mutex_.Await(absl::Condition(&has_room));
-    ++num_threads_;
-    std::thread([this, task = std::move(task)] {
+    WaitForFewer(max_threads_);
+    {
+      absl::MutexLock lock(&state_->mutex);
+      ++state_->num_threads;
+    }
+    std::thread([state = state_, task = std::move(task)] {
       task();
-      absl::MutexLock done(&mutex_);
-      --num_threads_;
+      absl::MutexLock lock(&state->mutex);
+      --state->num_threads;
     }).detach();
   }
-  void shutdown() override {
-    absl::MutexLock lock(&mutex_);
-    const auto empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return num_threads_ == 0; };
-    mutex_.Await(absl::Condition(&empty));
-  }
+  void shutdown() override { WaitForFewer(1); }
 
  private:
+  struct State {  // also the threads', whose last step may come after shutdown
+    absl::Mutex mutex;
+    int num_threads ABSL_GUARDED_BY(mutex) = 0;
+  };
+  // Only the accepting thread adds threads.
+  void WaitForFewer(int limit) {
+    State& state = *state_;
+    absl::MutexLock lock(&state.mutex);
+    const auto fewer = [&state, limit]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
+      return state.num_threads < limit;
+    };
+    state.mutex.Await(absl::Condition(&fewer));
+  }
+
   const int max_threads_;
-  absl::Mutex mutex_;
-  int num_threads_ ABSL_GUARDED_BY(mutex_) = 0;
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 class HttpServerImpl final : public HttpServer, private httplib::Server {
@@ -181,11 +194,11 @@ class HttpServerImpl final : public HttpServer, private httplib::Server {
 
  private:
   bool process_and_close_socket(socket_t fd) override {
-    Connection connection(fd, options_);
+    Connection connection(fd, options_, stopping_);
     current_connection = &connection;
     bool closed = false;
     for (int left = kRequestsPerConnection; !closed && left > 0; --left) {
-      if (!connection.WaitForRequest(stopping_)) break;
+      if (!connection.WaitForRequest()) break;
       // Answers are small or must leave at once: they are neither compressed nor cut into ranges.
       const auto prepare = [](httplib::Request& request) {
         request.headers.erase("Accept-Encoding");

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "engine/text/utf8.h"
 
 namespace stretto::services {
@@ -72,8 +73,11 @@ OpenAiWriter::OpenAiWriter(const OpenAiRequest& request, const engine::Tokenizer
   for (Choice& choice : choices_) choice.logprobs = EmptyLogprobs();
   if (!request.echo) return;
   for (size_t i = 0; i < choices_.size(); ++i) {
-    choices_[i].text = request.prompt_texts[i / static_cast<size_t>(request.n)];
+    const size_t prompt = i / static_cast<size_t>(request.n);
+    choices_[i].text = request.prompt_texts[prompt];
     choices_[i].changed = true;
+    if (request.logprobs) AddLogprob(i, request.prompts[prompt][0], nullptr, nullptr);
+    num_prompt_logprobs_[i] = 1;
   }
 }
 
@@ -87,9 +91,16 @@ Json OpenAiWriter::EmptyLogprobs() const {
 }
 
 std::string OpenAiWriter::TokenString(int32_t id) const {
-  std::string text;
   const std::string bytes = tokenizer_.TokenBytes(id);
-  engine::AppendValidUtf8(bytes, /*flush=*/true, &text);
+  if (engine::IsValidUtf8(bytes)) return bytes;
+  // A part of a character. A chat's answer has the bytes beside it.
+  std::string text;
+  if (request_.chat) {
+    engine::AppendValidUtf8(bytes, /*flush=*/true, &text);
+    return text;
+  }
+  text = "bytes:";
+  for (const char c : bytes) absl::StrAppendFormat(&text, "\\x%02x", static_cast<uint8_t>(c));
   return text;
 }
 
@@ -134,10 +145,6 @@ void OpenAiWriter::AddPrompt(size_t choice, const SampleUpdate& update) {
   const std::vector<int32_t>& ids = request_.prompts[choice / static_cast<size_t>(request_.n)];
   size_t& done = num_prompt_logprobs_[choice];
   for (const engine::PromptLogprob& entry : update.prompt_logprobs) {
-    if (done == 0) {
-      AddLogprob(choice, ids[0], nullptr, nullptr);
-      done = 1;
-    }
     AddLogprob(choice, ids[done++], &entry.logprob, &entry.top);
     choices_[choice].changed = true;
   }
@@ -161,14 +168,13 @@ void OpenAiWriter::AddTokens(size_t choice, const SampleUpdate& update) {
 }
 
 void OpenAiWriter::Add(size_t choice, const SampleUpdate& update) {
-  if (request_.echo && request_.logprobs) AddPrompt(choice, update);
+  if (request_.echo && request_.logprobs && !update.prompt_logprobs.empty()) {
+    // They come with the first sample and are those of its siblings as well.
+    for (size_t i = 0; i < static_cast<size_t>(request_.n); ++i) AddPrompt(choice + i, update);
+  }
   if (!request_.prompt_only) AddTokens(choice, update);
   if (!update.finished.has_value()) return;
   Choice& out = choices_[choice];
-  if (request_.echo && request_.logprobs && num_prompt_logprobs_[choice] == 0) {
-    AddLogprob(choice, request_.prompts[choice / static_cast<size_t>(request_.n)][0], nullptr,
-               nullptr);  // a prompt of one token
-  }
   out.changed = true;
   out.finish_reason = request_.prompt_only ? "length" : FinishName(*update.finished);
   // The other choices share the first one's prompt, which is counted once.
