@@ -42,6 +42,9 @@ class Connection final : public httplib::Stream {
     deadline_ms_ = NowMs() + options_.request_timeout_ms;
     return true;
   }
+  // After what wasn't read as HTTP nobody knows where the next request would begin.
+  void SetBroken() { broken_ = true; }
+  bool broken() const { return broken_; }
   // The client has closed the connection, or its sending half.
   bool Gone() const {
     char byte = 0;
@@ -95,6 +98,7 @@ class Connection final : public httplib::Stream {
   const HttpServerOptions& options_;
   const std::atomic<bool>& stopping_;
   int64_t deadline_ms_ = 0;
+  bool broken_ = false;
   char buffer_[8192];
   size_t begin_ = 0, end_ = 0;
 };
@@ -197,7 +201,7 @@ class HttpServerImpl final : public HttpServer, private httplib::Server {
     Connection connection(fd, options_, stopping_);
     current_connection = &connection;
     bool closed = false;
-    for (int left = kRequestsPerConnection; !closed && left > 0; --left) {
+    for (int left = kRequestsPerConnection; !closed && !connection.broken() && left > 0; --left) {
       if (!connection.WaitForRequest()) break;
       // Answers are small or must leave at once: they are neither compressed nor cut into ranges.
       const auto prepare = [](httplib::Request& request) {
@@ -245,6 +249,8 @@ class HttpServerImpl final : public HttpServer, private httplib::Server {
     if (status == 413) reason = absl::OutOfRangeError("the body is too large");
     Fill(OpenAiApi::Error(reason), response);
     response.status = status;
+    response.set_header("Connection", "close");
+    current_connection->SetBroken();
   }
 
   OpenAiApi* const api_;
