@@ -43,7 +43,8 @@ absl::Status ModelDrafter::Allocate() {
                         options_.num_blocks);
   ASSIGN_OR_RETURN(workspace_,
                    Workspace::Create(device, model_.config(), model_.options().dtype, limits));
-  ASSIGN_OR_RETURN(sampler_, Sampler::Create(device, model_.config().vocab_size, options_.eos_ids));
+  ASSIGN_OR_RETURN(sampler_, Sampler::Create(device, model_.config().vocab_size, /*max_rows=*/1,
+                                             options_.eos_ids));
   return absl::OkStatus();
 }
 
