@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/philox.h"
+#include "engine/constrain/constraint.h"
 
 namespace stretto::engine {
 absl::string_view Name(FinishReason reason) {
@@ -34,6 +35,8 @@ Completion::Completion(Request request, int32_t max_size, absl::Span<const int32
   resumed = num_forced_ > 0;
   skip_prefix_cache = request_.prompt_logprobs && num_prompt_ > 1;
   const SamplingParams& p = request_.sampling;
+  if (p.constraint != nullptr) constraint_state_ = p.constraint->start();
+  for (const int32_t token : request_.forced_prefix) FollowConstraint(token);
   if (request_.want_text || !p.stop_strings.empty()) decoder_ = text_decoder();
   if (!p.stop_strings.empty()) {
     watcher_ = std::make_unique<StopWatcher>(p.stop_strings, p.keep_stop_string, p.min_tokens);
@@ -44,6 +47,29 @@ Completion::Completion(Request request, int32_t max_size, absl::Span<const int32
   // The text of the forced prefix was reported with it.
   text_.clear();
   if (watcher_ != nullptr) text_reported_ = watcher_->text().size();
+}
+
+void Completion::FollowConstraint(int32_t token) {
+  const Constraint* constraint = request_.sampling.constraint.get();
+  if (constraint != nullptr) constraint_state_ = constraint->Next(constraint_state_, token);
+}
+
+bool Completion::ConstraintMustEnd() const {
+  const Constraint* constraint = request_.sampling.constraint.get();
+  return constraint != nullptr && constraint_state_ != Constraint::kDead &&
+         constraint->MustEnd(constraint_state_);
+}
+
+int32_t Completion::NumPossible(absl::Span<const int32_t> draft) const {
+  const Constraint* constraint = request_.sampling.constraint.get();
+  if (constraint == nullptr) return static_cast<int32_t>(draft.size());
+  int32_t state = constraint_state_, count = 0;
+  for (const int32_t token : draft) {
+    state = constraint->Next(state, token);
+    if (state == Constraint::kDead || constraint->MustEnd(state)) break;
+    ++count;
+  }
+  return count;
 }
 
 float Completion::NextUniform(int32_t ahead) const {
@@ -67,7 +93,7 @@ void Completion::AddPromptLogprobs(int32_t begin, std::vector<PromptLogprob> log
 std::optional<FinishReason> Completion::EndsAtStart() const {
   if (num_forced_ == 0) return std::nullopt;
   if (watcher_ != nullptr && watcher_->stopped()) return FinishReason::kStop;
-  if (IsStopId(tokens.back())) return FinishReason::kStop;
+  if (IsStopId(tokens.back()) || ConstraintMustEnd()) return FinishReason::kStop;
   if (size() >= max_tokens) return FinishReason::kLength;
   return std::nullopt;
 }
@@ -79,6 +105,9 @@ std::optional<FinishReason> Completion::Accept(const Sampled& sampled, int64_t v
   if (WatchText(sampled.token)) return FinishReason::kStop;
   // The end of the text is not certain before Finish, which must come last to find a stop string.
   if (IsStopId(sampled.token)) return FinishReason::kStop;
+  FollowConstraint(sampled.token);
+  STRETTO_CHECK(constraint_state_ != Constraint::kDead);  // it would have been masked
+  if (ConstraintMustEnd()) return FinishReason::kStop;
   if (size() == max_tokens) return FinishReason::kLength;
   Report(watcher_ != nullptr ? watcher_->num_tokens() : num_tokens(), events);
   return std::nullopt;

@@ -36,6 +36,12 @@ class Completion : public Sequence {
     return num_tokens() + ahead < request_.sampling.min_tokens;
   }
 
+  // Where the tokens so far have led the constraint: Constraint::kDead where they break it; 0
+  // without one.
+  int32_t constraint_state() const { return constraint_state_; }
+  // How many tokens of a draft the completion could go on with, without coming to its end.
+  int32_t NumPossible(absl::Span<const int32_t> draft) const;
+
   // Whether the prompt's log-probs are asked for and not all known. Then tokens
   // [begin, begin + count) of the sequence have been computed, and each row's target is known.
   bool NeedsPromptLogprobs() const { return skip_prefix_cache; }
@@ -61,6 +67,8 @@ class Completion : public Sequence {
     std::vector<TokenLogprob> top_logprobs;
   };
   bool IsStopId(int32_t token) const;
+  void FollowConstraint(int32_t token);
+  bool ConstraintMustEnd() const;
   bool WatchText(int32_t token);
   void Report(int32_t num_certain, std::vector<Event>& events);
   std::string TakeText();
@@ -69,10 +77,11 @@ class Completion : public Sequence {
   int32_t num_prompt_;
   int32_t num_forced_;
   absl::Span<const int32_t> eos_ids_;
-  std::unique_ptr<TextDecoder> decoder_;        // if text or stop strings are wanted
-  std::unique_ptr<StopWatcher> watcher_;        // if there are stop strings
-  std::vector<Drawn> held_back_;                // tokens [num_reported_, …)
-  int32_t num_reported_;                        // of the completion, forced prefix included
+  std::unique_ptr<TextDecoder> decoder_;  // if text or stop strings are wanted
+  std::unique_ptr<StopWatcher> watcher_;  // if there are stop strings
+  std::vector<Drawn> held_back_;          // tokens [num_reported_, …)
+  int32_t num_reported_;                  // of the completion, forced prefix included
+  int32_t constraint_state_ = 0;
   std::string text_;                            // certain, not reported; without a watcher
   std::vector<PromptLogprob> prompt_logprobs_;  // of the prompt's tokens from the second on
   size_t text_reported_ = 0;                    // bytes; with a watcher

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "engine/constrain/constraint.h"
 #include "engine/inference/batch_builder.h"
 #include "engine/inference/completion.h"
 #include "engine/inference/sampler.h"
@@ -187,8 +188,12 @@ absl::StatusOr<std::unique_ptr<Completion>> EngineImpl::MakeCompletion(Request r
     return absl::AlreadyExistsError(absl::StrCat("request ", request.id, " is here already"));
   }
   ASSIGN_OR_RETURN(const int32_t max_size, MaxSize(request));
-  return std::make_unique<Completion>(std::move(request), max_size, options_.eos_ids,
-                                      options_.text_decoder);
+  auto completion = std::make_unique<Completion>(std::move(request), max_size, options_.eos_ids,
+                                                 options_.text_decoder);
+  if (completion->constraint_state() == Constraint::kDead && !completion->EndsAtStart()) {
+    return absl::InvalidArgumentError("the forced prefix breaks the constraint");
+  }
+  return completion;
 }
 
 absl::Status EngineImpl::Enqueue(std::vector<std::unique_ptr<Completion>> completions) {
@@ -364,11 +369,16 @@ absl::Span<const int32_t> EngineImpl::WithDraft(const PlannedRows& rows, size_t 
 // drawn as if the tokens before it were there for good.
 void EngineImpl::AddDraws(Completion& completion, absl::Span<const int32_t> tokens,
                           int32_t num_drafted, int32_t last_row, int64_t version) {
+  const Constraint* constraint = completion.request().sampling.constraint.get();
+  int32_t state = completion.constraint_state();
   for (int32_t k = 0; k <= num_drafted; ++k) {
+    if (k > 0 && constraint != nullptr) {
+      state = constraint->Next(state, tokens[static_cast<size_t>(completion.size() + k - 1)]);
+    }
     batch_.AddLogits(last_row - num_drafted + k);
     sample_requests_.push_back({&completion.request().sampling, completion.NextUniform(k),
                                 tokens.first(static_cast<size_t>(completion.size() + k)),
-                                completion.num_prompt(), completion.MasksStopIds(k)});
+                                completion.num_prompt(), completion.MasksStopIds(k), state});
     draws_.push_back({&completion, version, k, num_drafted, {}});
   }
 }

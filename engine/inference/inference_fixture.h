@@ -12,6 +12,7 @@
 #include "base/bfloat16.h"
 #include "base/check.h"
 #include "base/testing.h"
+#include "engine/constrain/constraint.h"
 #include "engine/inference/engine.h"
 #include "engine/model/transformer.h"
 
@@ -177,5 +178,50 @@ inline Request RandomRequest(PhiloxStream& random, uint64_t id, int64_t vocab_si
   if (random.Below(4) == 0) p.stop_ids = {3};
   if (random.Below(4) == 0) p.min_tokens = static_cast<int32_t>(random.Below(p.max_tokens + 1));
   return r;
+}
+
+// What each token stands for where a test needs text: the first 32 are one character each, the rest
+// two or three. Id 5, the EOS of the tests, has none.
+inline std::vector<std::string> TokenTexts(int64_t vocab_size = 61) {
+  const std::string letters = "abc01?29{}[]\":, .-dexyztrufalsnk";
+  STRETTO_CHECK(letters.size() == 32 && vocab_size > 33);
+  std::vector<std::string> texts;
+  for (size_t t = 0; t < static_cast<size_t>(vocab_size); ++t) {
+    if (t < 32) {
+      texts.emplace_back(1, letters[t]);
+    } else {
+      texts.push_back({letters[t * 7 % 31], letters[t * 11 % 32]});
+      if (t % 3 == 0) texts.back() += letters[t * 5 % 32];
+    }
+  }
+  for (const char* word : {"{\"", "\": ", "ab", "abc", "01", ", "}) {
+    texts[static_cast<size_t>(vocab_size) - 1 - static_cast<size_t>(word[0] % 16)] = word;
+  }
+  texts[5].clear();
+  return texts;
+}
+inline std::shared_ptr<const Constraint> MakeConstraint(const ConstraintSpec& spec,
+                                                        int64_t vocab_size = 61) {
+  auto constraint =
+      Constraint::Compile(spec, std::make_shared<const TokenTrie>(TokenTexts(vocab_size)));
+  STRETTO_CHECK_MSG(constraint.ok(), ::stretto::testing::StatusText(constraint).c_str());
+  return *std::move(constraint);
+}
+
+// Constraints of all kinds over these texts: short ones and ones without an end.
+inline const std::vector<ConstraintSpec>& TestConstraints() {
+  using Kind = ConstraintSpec::Kind;
+  static const auto* specs = new std::vector<ConstraintSpec>{
+      {Kind::kRegex, "[abc]{2,30}"},
+      {Kind::kRegex, "(?:ab|c|0)*d?"},
+      {Kind::kRegex, "-?[0129]+(?:\\.[0129]+)?"},
+      {Kind::kRegex, "\\{\"[a-c]{1,3}\": (?:true|false|[0129]{1,3})\\}"},
+      {Kind::kRegex, "(?:a|b01|[^a])*"},
+      {Kind::kRegex, "abc ?[xyz]{3}(?:, [xyz]{3})*"},
+      {Kind::kJsonObject, ""},
+      {Kind::kJsonSchema, R"({"type": "object", "required": ["a"], "properties": {
+          "a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "boolean"}},
+          "c": {"type": "string", "maxLength": 4}}})"}};
+  return *specs;
 }
 }  // namespace stretto::engine::testing

@@ -7,18 +7,28 @@
 #include "base/check.h"
 #include "base/philox.h"
 #include "base/status.h"
+#include "engine/constrain/constraint.h"
 
 namespace stretto::engine {
 namespace {
 int32_t BlocksFor(int32_t num_tokens) { return (num_tokens + kBlockTokens - 1) / kBlockTokens; }
 
 // What the next token of `text` is drawn from: as the policy will do it.
-SampleRequest Sampling(const DraftRequest& request, absl::Span<const int32_t> text) {
+SampleRequest Sampling(const DraftRequest& request, absl::Span<const int32_t> text,
+                       int32_t constraint_state) {
   const auto position = static_cast<int32_t>(text.size()) - request.num_prompt;
   const DrawIdentity& d = *request.draw;
   const float uniform =
       UniformFloat({d.run_seed, d.prompt_id, d.sample_index, static_cast<uint32_t>(position), 0});
-  return {request.params, uniform, text, request.num_prompt, position < request.params->min_tokens};
+  return {request.params,  uniform, text, request.num_prompt, position < request.params->min_tokens,
+          constraint_state};
+}
+
+// Whether something may follow `token`; then `state` is the one behind it.
+bool GoesOn(const Constraint* constraint, int32_t token, int32_t& state) {
+  if (constraint == nullptr) return true;
+  state = constraint->Next(state, token);
+  return state != Constraint::kDead && !constraint->MustEnd(state);
 }
 }  // namespace
 
@@ -60,7 +70,7 @@ void ModelDrafter::Propose(absl::Span<const DraftRequest> requests, absl::Span<D
     if (logits.rows == 0 || active_.empty()) break;
     sample_requests_.clear();
     for (const Active& a : active_) {
-      sample_requests_.push_back(Sampling(requests[a.request], a.text));
+      sample_requests_.push_back(Sampling(requests[a.request], a.text, a.constraint_state));
     }
     sampled_.resize(active_.size());
     sampler_->Sample(*stream_, logits, sample_requests_, absl::MakeSpan(sampled_));
@@ -96,7 +106,8 @@ void ModelDrafter::CatchUp(absl::Span<const DraftRequest> requests) {
     state->num_computed += count;
     if (state->num_computed < size) continue;
     batch_.AddLogits(row);
-    active_.push_back({i, state.get(), {tokens.begin(), tokens.end()}});
+    active_.push_back(
+        {i, state.get(), {tokens.begin(), tokens.end()}, requests[i].constraint_state});
   }
 }
 
@@ -110,7 +121,9 @@ void ModelDrafter::DrawNext(absl::Span<const DraftRequest> requests, absl::Span<
     const int32_t token = sampled_[a].token;
     draft.tokens.push_back(token);
     active.text.push_back(token);
-    if (static_cast<int32_t>(draft.tokens.size()) == requests[active.request].max_tokens) continue;
+    const DraftRequest& request = requests[active.request];
+    if (!GoesOn(request.params->constraint.get(), token, active.constraint_state)) continue;
+    if (static_cast<int32_t>(draft.tokens.size()) == request.max_tokens) continue;
     active.state->guessed.push_back(token);
     ++active.state->num_computed;
     if (kept != a) active_[kept] = std::move(active);

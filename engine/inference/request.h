@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "absl/strings/string_view.h"
 
 namespace stretto::engine {
+class Constraint;
+
 inline constexpr int32_t kMaxTopLogprobs = 32;
 
 // A token and its log-prob under logits / temperature (0 counts as 1), before any other
@@ -27,8 +30,8 @@ struct PromptLogprob {
 };
 
 // How tokens are drawn. The transformations of the logits come in this order: bias, repetition
-// penalty, presence and frequency penalties, the mask of the stop ids before `min_tokens`; then
-// those of SamplingRow (temperature, top-k, top-p, min-p).
+// penalty, presence and frequency penalties, the masks of the constraint and of the stop ids before
+// `min_tokens`; then those of SamplingRow (temperature, top-k, top-p, min-p).
 struct SamplingParams {
   float temperature = 1.0f;  // 0: greedy
   int32_t top_k = 0;         // 0: off
@@ -55,13 +58,19 @@ struct SamplingParams {
   float frequency_penalty = 0.0f;  // the same, times the number of its occurrences
   std::vector<std::pair<int32_t, float>> logit_bias;  // token id, addend
 
+  // What the completion's text must match (engine/constrain/constraint.h); null: anything. Only
+  // tokens are drawn whose text leads on to a match, and stop ids and EOS that have no text only
+  // where the text matches. The completion ends (kStop) where nothing can follow. Before
+  // `min_tokens` stop ids are drawn only where nothing else can be.
+  std::shared_ptr<const Constraint> constraint;
+
   // So many of the likeliest tokens are reported beside each drawn one (0 to kMaxTopLogprobs).
   int32_t top_logprobs = 0;
 
   // Whether a row of logits is changed before SamplingRow's transformations.
   bool ChangesLogits() const {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f ||
-           !logit_bias.empty();
+           !logit_bias.empty() || constraint != nullptr;
   }
 };
 

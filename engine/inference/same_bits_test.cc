@@ -10,12 +10,14 @@ namespace stretto::engine {
 namespace {
 using testing::EagerModel;
 using testing::EagerNgrams;
+using testing::MakeConstraint;
 using testing::MakeModel;
 using testing::Model;
 using testing::RandomRequest;
 using testing::Result;
 using testing::Results;
 using testing::RunAlone;
+using testing::TestConstraints;
 
 struct Case {
   Request request;
@@ -29,6 +31,8 @@ std::vector<Case> MakeCases(const Model& model, PhiloxStream& random, int count)
   options.prefix_cache = false;
   options.eos_ids = {5};
   const auto engine = model.Engine(options);
+  std::vector<std::shared_ptr<const Constraint>> constraints;
+  for (const ConstraintSpec& spec : TestConstraints()) constraints.push_back(MakeConstraint(spec));
   std::vector<Case> cases;
   for (int i = 0; i < count; ++i) {
     Request r =
@@ -36,6 +40,7 @@ std::vector<Case> MakeCases(const Model& model, PhiloxStream& random, int count)
     // Some share a beginning.
     if (i % 3 == 2) r.prompt_ids = cases.back().request.prompt_ids;
     if (i % 6 == 5) r.prompt_ids.push_back(7);
+    if (random.Below(3) == 0) r.sampling.constraint = constraints[random.Below(constraints.size())];
     Result alone = RunAlone(*engine, r);
     cases.push_back({std::move(r), std::move(alone)});
   }

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "engine/constrain/constraint.h"
 
 namespace stretto::engine {
 namespace {
@@ -63,10 +64,45 @@ void Sampler::ChangeLogits(const SampleRequest& request) {
   const SamplingParams& p = *request.params;
   for (const auto& [token, bias] : p.logit_bias) host_V_[token] += bias;
   Penalize(request);
+  if (p.constraint != nullptr) {
+    ApplyConstraint(request);
+  } else if (request.mask_stop_ids) {
+    CollectStopIds(p);
+    for (const int32_t id : stop_ids_) host_V_[id] = kMasked;
+  }
+}
+
+void Sampler::CollectStopIds(const SamplingParams& params) {
+  stop_ids_ = params.stop_ids;
+  if (!params.ignore_eos) stop_ids_.insert(stop_ids_.end(), eos_ids_.begin(), eos_ids_.end());
+}
+
+void Sampler::ApplyConstraint(const SampleRequest& request) {
+  const Constraint& constraint = *request.params->constraint;
+  const auto mask = constraint.Mask(request.constraint_state);
+  STRETTO_CHECK(mask->count > 0);
+  CollectStopIds(*request.params);
+  spared_.clear();  // stop ids that stand for the end, where the text may end
+  if (!request.mask_stop_ids && constraint.MayEnd(request.constraint_state)) {
+    for (const int32_t id : stop_ids_) {
+      if (!constraint.HasText(id)) spared_.emplace_back(id, host_V_[id]);
+    }
+  }
+  for (size_t id = 0; id < host_V_.size(); ++id) {
+    if (!mask->Allows(static_cast<int32_t>(id))) host_V_[id] = kMasked;
+  }
+  for (const auto& [id, logit] : spared_) host_V_[id] = logit;
   if (!request.mask_stop_ids) return;
-  for (const int32_t id : p.stop_ids) host_V_[id] = kMasked;
-  if (p.ignore_eos) return;
-  for (const int32_t id : eos_ids_) host_V_[id] = kMasked;
+  // Stop ids with text are left out as long as that leaves anything.
+  int32_t left = mask->count;
+  for (const int32_t id : stop_ids_) {
+    if (!mask->Allows(id) || host_V_[id] == kMasked) continue;
+    spared_.emplace_back(id, host_V_[id]);
+    host_V_[id] = kMasked;
+    --left;
+  }
+  if (left > 0) return;
+  for (const auto& [id, logit] : spared_) host_V_[id] = logit;
 }
 
 void Sampler::Penalize(const SampleRequest& request) {

@@ -1,12 +1,13 @@
 // Draws the next tokens of a step from its logits. Most rows go straight to Device::Sample, all in
-// one call; rows whose logits a parameter changes (bias, penalties, the mask of stop ids) pass
-// through the host one by one.
+// one call; rows whose logits a parameter changes (bias, penalties, the masks of a constraint and
+// of stop ids) pass through the host one by one.
 //
 // Not thread-safe; owns scratch memory of the device.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,7 +22,8 @@ struct SampleRequest {
   float uniform = 0;                 // in [0, 1)
   absl::Span<const int32_t> tokens;  // prompt and completion so far
   int32_t num_prompt = 0;
-  bool mask_stop_ids = false;  // no stop id and, unless ignore_eos, no EOS may be drawn
+  bool mask_stop_ids = false;    // no stop id and, unless ignore_eos, no EOS may be drawn
+  int32_t constraint_state = 0;  // of params->constraint: something may follow it
 };
 
 class Sampler {
@@ -51,6 +53,8 @@ class Sampler {
                      const SamplingRow& row, Sampled* sampled);
   void ChangeLogits(const SampleRequest& request);
   void Penalize(const SampleRequest& request);
+  void ApplyConstraint(const SampleRequest& request);
+  void CollectStopIds(const SamplingParams& params);
 
   Device& device_;
   int64_t vocab_size_;
@@ -59,6 +63,8 @@ class Sampler {
   Tensor changed_V_, target_1_, logprob_1_;
   Tensor targets_R_, logprobs_R_;  // of LogProbs
   std::vector<int32_t> order_;
+  std::vector<int32_t> stop_ids_;  // of CollectStopIds
+  std::vector<std::pair<int32_t, float>> spared_;
   std::vector<float> host_V_;
   std::vector<int32_t> counts_V_;  // zero between calls
   std::vector<SamplingRow> rows_B_;

@@ -117,7 +117,8 @@ void Speculator::Collect(const Scheduler& scheduler, double least) {
     }
     planned_.push_back(i);
     requests_.push_back({completion.id(), completion.tokens, completion.num_prompt(),
-                         &completion.request().sampling, &completion.request().draw, length});
+                         &completion.request().sampling, &completion.request().draw, length,
+                         completion.constraint_state()});
   }
 }
 
@@ -131,7 +132,10 @@ void Speculator::Extend(Scheduler& scheduler) {
   int32_t left = options_.max_drafted_rows;
   for (size_t i = 0; i < requests_.size(); ++i) {
     const Draft& draft = drafts_[i];
-    auto length = static_cast<int32_t>(draft.tokens.size());
+    // What the sampler can't draw, or what ends the completion, needs no row behind it.
+    const auto& completion =
+        static_cast<const Completion&>(*scheduler.plan().rows[planned_[i]].sequence);
+    int32_t length = completion.NumPossible(draft.tokens);
     if (length == 0) continue;
     State& state = StateOf(requests_[i].id);
     state.confidence = draft.confidence;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/constrain/constraint.h"
 
 namespace stretto::engine {
 namespace {
@@ -123,6 +124,11 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   }
   RETURN_IF_ERROR(ValidateDistribution(p));
   RETURN_IF_ERROR(ValidatePenalties(p, limits));
+  if (p.constraint != nullptr && p.constraint->vocab_size() > limits.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat("the constraint is about ",
+                                                   p.constraint->vocab_size(),
+                                                   " tokens, the model has ", limits.vocab_size));
+  }
   return ValidateStops(request, limits);
 }
 }  // namespace stretto::engine

@@ -1,0 +1,366 @@
+// Regular expressions and JSON Schemas to automata, and masks over a vocabulary.
+#include <catch2/catch.hpp>
+#include <regex>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/philox.h"
+#include "base/testing.h"
+#include "engine/constrain/constraint.h"
+#include "engine/constrain/json_schema.h"
+#include "engine/constrain/regex.h"
+#include "engine/text/utf8.h"
+#include "nlohmann/json.hpp"
+
+namespace stretto::engine {
+namespace {
+using Json = nlohmann::ordered_json;
+
+Automaton Compiled(const absl::StatusOr<PatternPtr>& pattern) {
+  INFO(pattern.status());
+  REQUIRE(pattern.ok());
+  auto automaton = Automaton::Compile(**pattern);
+  INFO(automaton.status());
+  REQUIRE(automaton.ok());
+  return *std::move(automaton);
+}
+Automaton Regex(absl::string_view expression, RegexMatch match = RegexMatch::kWhole) {
+  return Compiled(ParseRegex(expression, match));
+}
+Automaton Schema(const Json& schema) { return Compiled(ParseJsonSchema(schema.dump())); }
+
+bool Matches(const Automaton& automaton, absl::string_view text) {
+  int32_t state = automaton.start();
+  for (const char byte : text) {
+    state = automaton.Next(state, static_cast<uint8_t>(byte));
+    if (state == Automaton::kDead) return false;
+  }
+  return automaton.Accepts(state);
+}
+
+std::string ErrorOf(absl::string_view expression) {
+  const auto pattern = ParseRegex(expression, RegexMatch::kWhole);
+  absl::Status status = pattern.status();
+  if (status.ok()) status = Automaton::Compile(**pattern).status();
+  INFO(expression);
+  CHECK(status.code() == absl::StatusCode::kInvalidArgument);
+  return std::string(status.message());
+}
+std::string SchemaError(const std::string& schema) {
+  const auto pattern = ParseJsonSchema(schema);
+  absl::Status status = pattern.status();
+  if (status.ok()) status = Automaton::Compile(**pattern).status();
+  INFO(schema);
+  CHECK(status.code() == absl::StatusCode::kInvalidArgument);
+  return std::string(status.message());
+}
+
+// A random text that the automaton accepts, or "" if the walk gets too long.
+std::string RandomMatch(const Automaton& automaton, PhiloxStream& random) {
+  std::string text;
+  int32_t state = automaton.start();
+  while (text.size() < 400) {
+    std::vector<uint8_t> ways;
+    for (int byte = 0; byte < 256; ++byte) {
+      if (automaton.Next(state, static_cast<uint8_t>(byte)) != Automaton::kDead) {
+        ways.push_back(static_cast<uint8_t>(byte));
+      }
+    }
+    if (automaton.Accepts(state) && (ways.empty() || random.Below(4) == 0)) return text;
+    REQUIRE(!ways.empty());  // no dead ends
+    const uint8_t byte = ways[random.Below(ways.size())];
+    text += static_cast<char>(byte);
+    state = automaton.Next(state, byte);
+  }
+  return "";
+}
+}  // namespace
+
+TEST_CASE("regular expressions match what they should, against std::regex") {
+  PhiloxStream random(testing::Seed());
+  const std::vector<std::string> expressions = {"a",
+                                                "ab|cd",
+                                                "a*",
+                                                "(ab)+",
+                                                "a?b",
+                                                "[abc]+d",
+                                                "[^ab]c",
+                                                "a{3}",
+                                                "a{2,}",
+                                                "a{1,3}b",
+                                                "(a|b)*c",
+                                                "a(b(c|d)?)*",
+                                                "\\d+",
+                                                "\\w\\W",
+                                                "[a-cx]{2}",
+                                                "(?:ab|a)b?",
+                                                "a*?b",
+                                                "a|",
+                                                "()",
+                                                "(a*)*",
+                                                "(a|aa)+b",
+                                                "[]a]",
+                                                "[a\\]b-]+",
+                                                ".b",
+                                                "\\x61\\u0062",
+                                                "(a{0,2}b){2}",
+                                                "((a|b)(b|c)){1,2}"};
+  const std::string alphabet = "abcdx1] -.";
+  for (const std::string& expression : expressions) {
+    INFO(expression);
+    const Automaton automaton = Regex(expression);
+    // ECMAScript reads "[]a]" as an empty class.
+    const std::regex reference(expression == "[]a]" ? "[\\]a]" : expression);
+    for (int i = 0; i < 300; ++i) {
+      std::string text;
+      for (uint64_t n = random.Below(7); n > 0; --n) text += alphabet[random.Below(10)];
+      INFO("'" << text << "'");
+      CHECK(Matches(automaton, text) == std::regex_match(text, reference));
+    }
+    for (int i = 0; i < 20; ++i) {
+      const std::string text = RandomMatch(automaton, random);
+      if (!IsValidUtf8(text) || text.find_first_not_of(alphabet) != std::string::npos) continue;
+      INFO("'" << text << "'");
+      CHECK(std::regex_match(text, reference));
+    }
+  }
+}
+
+TEST_CASE("characters are code points in UTF-8, whole ones alone") {
+  CHECK(Matches(Regex("."), "\xC3\xA4"));
+  CHECK(Matches(Regex("[\xC3\xA4\xE6\x97\xA5]{2}"), "\xE6\x97\xA5\xC3\xA4"));
+  CHECK(Matches(Regex("[^a]"), "\xF0\x9F\x8E\xB5"));
+  CHECK(!Matches(Regex("."), "\xC3"));
+  CHECK(!Matches(Regex("..?"), "\xE6\x97"));
+  CHECK(!Matches(Regex("."), "\xED\xA0\x80"));  // a surrogate
+  CHECK(!Matches(Regex("."), "\n"));
+  CHECK(Matches(Regex("\\u{1F3B5}"), "\xF0\x9F\x8E\xB5"));
+  // Every code point through ranges that are cut in every way.
+  const Automaton some = Regex("[\\u{7F}-\\u{81}\\u{7FF}-\\u{801}\\u{FFFE}-\\u{10001}]");
+  for (char32_t c = 0; c <= 0x10FFFF; c += c > 0x20000 ? 997 : 1) {
+    if (c >= 0xD800 && c <= 0xDFFF) continue;
+    std::string text;
+    AppendUtf8(c, &text);
+    const bool expected =
+        (c >= 0x7F && c <= 0x81) || (c >= 0x7FF && c <= 0x801) || (c >= 0xFFFE && c <= 0x10001);
+    if (Matches(some, text) != expected) FAIL("code point " << static_cast<uint32_t>(c));
+  }
+  PhiloxStream random(testing::Seed());
+  for (int i = 0; i < 300; ++i) CHECK(IsValidUtf8(RandomMatch(Regex("(?:.|[^x])+"), random)));
+}
+
+TEST_CASE("searches, anchored or not") {
+  CHECK(Matches(Regex("b", RegexMatch::kSearch), "abc"));
+  CHECK(!Matches(Regex("^b", RegexMatch::kSearch), "abc"));
+  CHECK(!Matches(Regex("b$", RegexMatch::kSearch), "abc"));
+  CHECK(Matches(Regex("^ab|c$", RegexMatch::kSearch), "abx"));
+  CHECK(Matches(Regex("^ab|c$", RegexMatch::kSearch), "xc"));
+  CHECK(!Matches(Regex("^ab|c$", RegexMatch::kSearch), "xab"));
+  CHECK(Matches(Regex("^ab$"), "ab"));
+}
+
+TEST_CASE("expressions that are refused, and where") {
+  CHECK(absl::StrContains(ErrorOf("ab(c"), "character 3"));
+  CHECK(absl::StrContains(ErrorOf("ab)"), "character 3"));
+  CHECK(absl::StrContains(ErrorOf("a[b"), "character 2"));
+  CHECK(absl::StrContains(ErrorOf("\xC3\xA4\xC3\xB6*+"), "character 4"));
+  CHECK(absl::StrContains(ErrorOf("(a)\\1"), "back references"));
+  CHECK(absl::StrContains(ErrorOf("(?=a)"), "look-around"));
+  CHECK(absl::StrContains(ErrorOf("(?<!a)"), "look-around"));
+  for (const char* bad :
+       {"*a", "a**", "a{2", "a{,2}", "a{3,2}", "a{99999}", "[b-a]", "\\q", "a\\", "\\bword", "a^b",
+        "a$b", "\\x1", "\\ud800", "[^\\s\\S]", "\xFF", "\\u{110000}", "(?i)a", "[[:alpha:]]"}) {
+    CHECK(!ErrorOf(bad).empty());
+  }
+}
+
+TEST_CASE("hostile expressions are refused in bounded time and memory") {
+  CHECK(absl::StrContains(ErrorOf("(a|b)*a(a|b){30}"), "complex"));
+  CHECK(absl::StrContains(ErrorOf("((((a{1,100}){1,100}){1,100}){1,100})"), "too large"));
+  CHECK(!ErrorOf("(.*){1,9999}x(.*){1,9999}").empty());
+  CHECK(!ErrorOf("(?:.{0,999}a){40}").empty());
+  CHECK(absl::StrContains(ErrorOf(std::string(1000, '(') + std::string(1000, ')')), "deep"));
+  CHECK(!ErrorOf(std::string(20000, 'a')).empty());
+  CHECK(Matches(Regex("(?:(?:(?:){9999}){9999}){9999}"), ""));
+}
+
+TEST_CASE("JSON schemas: what matches") {
+  const Json schema = Json::parse(R"({
+    "type": "object", "title": "a person", "required": ["name", "age"], "additionalProperties": false,
+    "properties": {
+      "name": {"type": "string", "minLength": 1, "maxLength": 5},
+      "nick": {"type": ["string", "null"]},
+      "age": {"type": "integer"},
+      "tags": {"type": "array", "items": {"enum": ["a", "b", 3, null]}, "minItems": 1, "maxItems": 2},
+      "home": {"$ref": "#/$defs/place"}},
+    "$defs": {"place": {"type": "object", "properties": {"lat": {"type": "number"}}}}})");
+  const Automaton a = Schema(schema);
+  CHECK(Matches(a, R"({"name": "Ada", "age": 36})"));
+  CHECK(Matches(a, R"({"name":"Ada","age":36})"));
+  CHECK(Matches(a, R"({"name": "\u00e4\n\"x", "nick": null, "age": -1, "tags": ["a", 3]})"));
+  CHECK(Matches(a, R"({"name": "A", "age": 0, "home": {"lat": -1.5e3}})"));
+  CHECK(Matches(a, R"({"name": "A", "age": 0, "home": {}})"));
+  CHECK(!Matches(a, R"({"age": 36})"));
+  CHECK(!Matches(a, R"({"name": "Ada"})"));
+  CHECK(!Matches(a, R"({"name": "", "age": 1})"));
+  CHECK(!Matches(a, R"({"name": "abcdef", "age": 1})"));
+  CHECK(!Matches(a, R"({"name": "A", "age": 01})"));
+  CHECK(!Matches(a, R"({"name": "A", "age": 1,})"));
+  CHECK(!Matches(a, R"({"name": "A", "age": 1, "tags": []})"));
+  CHECK(!Matches(a, R"({"name": "A", "age": 1, "tags": ["c"]})"));
+  CHECK(!Matches(a, R"({"name": "A", "age": 1, "more": 1})"));
+  CHECK(!Matches(a, R"({"name": "\ud800", "age": 1})"));
+
+  const Automaton optional =
+      Schema({{"type", "object"}, {"properties", {{"a", {{"const", 1}}}, {"b", {{"const", 2}}}}}});
+  for (const char* good : {"{}", R"({"a": 1})", R"({"b": 2})", R"({"a": 1, "b": 2})"}) {
+    CHECK(Matches(optional, good));
+  }
+  for (const char* bad : {R"({,"b": 2})", R"({"a": 1 "b": 2})", R"({"b": 2, "a": 1})"}) {
+    CHECK(!Matches(optional, bad));
+  }
+  const Automaton pattern = Schema({{"type", "string"}, {"pattern", "^a\"[\\n-]*$"}});
+  CHECK(Matches(pattern, R"("a\"\n--")"));
+  CHECK(!Matches(pattern, "\"a\"\n\""));
+  CHECK(Matches(Schema({{"type", "string"}, {"format", "date"}}), "\"2024-05-01\""));
+  const Automaton integers = Schema({{"type", "integer"}, {"enum", {1, "a", 2.5, true, 3}}});
+  CHECK(Matches(integers, "3"));
+  for (const char* bad : {"\"a\"", "2.5", "true"}) CHECK(!Matches(integers, bad));
+  CHECK(Matches(Schema({{"allOf", {{{"type", "null"}}}}, {"title", "x"}}), "null"));
+  CHECK(Matches(Schema({{"anyOf", {{{"type", "null"}}, {{"type", "boolean"}}}}}), "true"));
+  CHECK(Matches(Schema({{"type", "object"}, {"additionalProperties", {{"type", "integer"}}}}),
+                R"({"x": 1, "y": 2})"));
+  CHECK(Matches(Compiled(AnyJsonObject()), R"({"a": {"b": [1, "x", {}]}, "c": null})"));
+  CHECK(!Matches(Compiled(AnyJsonObject()), "[1]"));
+}
+
+TEST_CASE("random texts of a schema are JSON that obeys it") {
+  PhiloxStream random(testing::Seed());
+  const Automaton a = Schema(Json::parse(R"({
+    "type": "object", "required": ["s", "n"],
+    "properties": {
+      "s": {"type": "string", "pattern": "^[a-c\"\\\\\n\u00e4]{1,4}$"},
+      "n": {"type": "number"},
+      "l": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "minItems": 1, "maxItems": 3},
+      "b": {"type": "boolean"}}})"));
+  int num_seen = 0;
+  for (int i = 0; i < 500; ++i) {
+    const std::string text = RandomMatch(a, random);
+    if (text.empty()) continue;
+    ++num_seen;
+    INFO(text);
+    const Json json = Json::parse(text, nullptr, false);
+    REQUIRE(json.is_object());
+    REQUIRE(json["s"].is_string());
+    CHECK(!json["s"].get<std::string>().empty());
+    CHECK(json["n"].is_number());
+    if (json.contains("l")) CHECK((json["l"].size() >= 1 && json["l"].size() <= 3));
+    if (json.contains("b")) CHECK(json["b"].is_boolean());
+  }
+  CHECK(num_seen > 300);
+}
+
+TEST_CASE("schemas that are refused, and where") {
+  CHECK(absl::StrContains(SchemaError("{"), "JSON"));
+  CHECK(absl::StrContains(SchemaError("3"), "#: "));
+  CHECK(absl::StrContains(SchemaError(R"({"type": "strin"})"), "#/type"));
+  CHECK(absl::StrContains(SchemaError(R"({"type": "integer", "minimum": 1})"), "#/minimum"));
+  CHECK(absl::StrContains(SchemaError(R"({"type": "object", "properties": {"a": {"oneOf": []}}})"),
+                          "#/properties/a/oneOf"));
+  CHECK(absl::StrContains(SchemaError(R"({"type": "object", "required": ["x"]})"), "#/required"));
+  CHECK(absl::StrContains(SchemaError(R"({"type": "string", "pattern": "(a"})"), "#/pattern"));
+  CHECK(absl::StrContains(SchemaError(R"({"$ref": "#/$defs/x"})"), "#/$ref"));
+  CHECK(absl::StrContains(
+      SchemaError(
+          R"({"$ref": "#/$defs/x", "$defs": {"x": {"type": "array", "items": {"$ref": "#/$defs/x"}}}})"),
+      "nested too deeply"));
+  CHECK(!SchemaError(R"({"properties": {"a": {}}})").empty());
+  CHECK(!SchemaError(R"({"enum": []})").empty());
+  CHECK(!SchemaError(R"({"type": "integer", "enum": ["a"]})").empty());
+  CHECK(!SchemaError(R"({"allOf": [{}, {}]})").empty());
+  CHECK(absl::StrContains(SchemaError(R"({"enum": )" + std::string(20000, '[')), "levels deep"));
+  CHECK(absl::StrContains(SchemaError(std::string(10 << 20, ' ')), "bytes"));
+  CHECK(!SchemaError(R"({"type": "string", "minLength": 3, "maxLength": 2})").empty());
+  CHECK(!SchemaError(R"({"type": "string", "format": "email"})").empty());
+  CHECK(
+      !SchemaError(
+           R"({"type": "array", "items": {"type": "string", "minLength": 9999}, "minItems": 9999})")
+           .empty());
+  // Doubling references: 2^30 schemas.
+  Json defs = Json::object();
+  for (int i = 0; i < 30; ++i) {
+    const Json next = {{"$ref", absl::StrCat("#/$defs/d", i + 1)}};
+    defs[absl::StrCat("d", i)] = {{"anyOf", {next, next}}};
+  }
+  defs["d30"] = {{"type", "null"}};
+  CHECK(!SchemaError(Json{{"$ref", "#/$defs/d0"}, {"$defs", defs}}.dump()).empty());
+}
+
+TEST_CASE("masks allow the tokens whose bytes lead on, no others") {
+  std::vector<std::string> vocabulary(256);
+  for (int i = 0; i < 256; ++i)
+    vocabulary[static_cast<size_t>(i)] = std::string(1, static_cast<char>(i));
+  for (const char* word :
+       {"ab", "abc", "b1", "12", "123", "ab", "\xE6\x97", "{\"", "\": ", "true"}) {
+    vocabulary.emplace_back(word);
+  }
+  vocabulary.emplace_back();  // a special token
+  const auto trie = std::make_shared<const TokenTrie>(vocabulary);
+  PhiloxStream random(testing::Seed());
+  for (const char* expression : {"(ab|abc1)*2", "[0-9]{2,4}", "(?:.|a)*b", "\\{\"a\": true\\}"}) {
+    INFO(expression);
+    auto constraint = Constraint::Compile({ConstraintSpec::Kind::kRegex, expression}, trie);
+    REQUIRE(constraint.ok());
+    int32_t state = (*constraint)->start();
+    for (int step = 0; step < 50; ++step) {
+      const auto mask = (*constraint)->Mask(state);
+      CHECK(mask == (*constraint)->Mask(state));
+      std::vector<int32_t> allowed;
+      for (int32_t t = 0; t < static_cast<int32_t>(vocabulary.size()); ++t) {
+        const bool leads_on = (*constraint)->Next(state, t) != Constraint::kDead;
+        CHECK(mask->Allows(t) == leads_on);
+        if (leads_on) allowed.push_back(t);
+      }
+      CHECK(mask->count == static_cast<int32_t>(allowed.size()));
+      CHECK(!mask->Allows(static_cast<int32_t>(vocabulary.size())));
+      CHECK((*constraint)->MustEnd(state) == allowed.empty());
+      if (allowed.empty()) {
+        CHECK((*constraint)->MayEnd(state));
+        break;
+      }
+      state = (*constraint)->Next(state, allowed[random.Below(allowed.size())]);
+    }
+  }
+  CHECK((*Constraint::Compile({ConstraintSpec::Kind::kJsonObject, ""}, trie))->MayEnd(0) == false);
+  // A vocabulary without "b" can't promise one, and says only what does without.
+  vocabulary['b'].clear();
+  const auto poor = std::make_shared<const TokenTrie>(vocabulary);
+  const auto compile = [&](const char* expression) {
+    return Constraint::Compile({ConstraintSpec::Kind::kRegex, expression}, poor);
+  };
+  CHECK(absl::IsInvalidArgument(compile("ab").status()));
+  CHECK(absl::IsInvalidArgument(compile("b?").status()));  // the empty text alone
+  CHECK(absl::IsInvalidArgument(compile("").status()));
+  const auto without = compile("a(b1|[b-d])");
+  REQUIRE(without.ok());
+  const auto mask = (*without)->Mask((*without)->Next((*without)->start(), 'a'));
+  CHECK(mask->count == 2);
+  CHECK((mask->Allows('c') && mask->Allows('d')));
+
+  int num_made = 0;
+  ConstraintCache cache([&] { return ++num_made, trie; }, 2);
+  CHECK(num_made == 0);
+  const auto get = [&](const char* text) {
+    return *cache.Get({ConstraintSpec::Kind::kRegex, text});
+  };
+  const auto first = get("a");
+  CHECK(get("a") == first);
+  CHECK(get("b") != first);
+  (void)get("a");
+  (void)get("c");
+  CHECK(get("a") == first);  // "b" was the one to go
+  CHECK(!cache.Get({ConstraintSpec::Kind::kRegex, "("}).ok());
+  CHECK(num_made == 1);
+}
+}  // namespace stretto::engine

@@ -1,0 +1,101 @@
+// What a completion may say: an automaton over the bytes of its text, and for each of its states
+// the tokens that lead to another state. A token is allowed where all of its bytes are; so every
+// completion that goes on as allowed is the beginning of a match. Only texts count whose every byte
+// is a token by itself, so that from everywhere some tokens lead to a match.
+//
+// Immutable but for a cache of masks; thread-safe. Shared by the requests that ask for the same.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "engine/constrain/automaton.h"
+#include "engine/constrain/token_trie.h"
+
+namespace stretto::engine {
+// Bit i: token i is allowed.
+struct TokenMask {
+  std::vector<uint64_t> bits;
+  int32_t count = 0;
+  bool Allows(int32_t token) const {
+    const auto word = static_cast<size_t>(token) / 64;
+    return word < bits.size() && (bits[word] >> (static_cast<size_t>(token) % 64) & 1) != 0;
+  }
+};
+
+struct ConstraintSpec {
+  enum class Kind { kRegex, kJsonSchema, kJsonObject };
+  Kind kind = Kind::kRegex;
+  std::string text;  // the expression or the schema
+};
+
+class Constraint {
+ public:
+  static constexpr int32_t kDead = Automaton::kDead;
+
+  // InvalidArgument with the reason and the place: the text can't be read, is too large or complex,
+  // or matches nothing that the vocabulary can write but the empty text. Blocks while it compiles:
+  // up to about a second for what is refused in the end.
+  static absl::StatusOr<std::shared_ptr<const Constraint>> Compile(
+      const ConstraintSpec& spec, std::shared_ptr<const TokenTrie> trie,
+      const AutomatonLimits& limits = {});
+
+  int32_t start() const { return automaton_.start(); }
+  int32_t vocab_size() const { return trie_->vocab_size(); }
+  // Whether a token stands for text. Those that don't are never allowed by themselves.
+  bool HasText(int32_t token) const {
+    return token < trie_->vocab_size() && !trie_->bytes(token).empty();
+  }
+  // The state after a token, kDead if it isn't allowed.
+  int32_t Next(int32_t state, int32_t token) const;
+  // Whether the completion may end here; and whether it must.
+  bool MayEnd(int32_t state) const { return automaton_.Accepts(state); }
+  bool MustEnd(int32_t state) const { return automaton_.IsEnd(state); }
+  std::shared_ptr<const TokenMask> Mask(int32_t state) const;
+
+ private:
+  Constraint(Automaton automaton, std::shared_ptr<const TokenTrie> trie)
+      : automaton_(std::move(automaton)), trie_(std::move(trie)) {}
+  std::shared_ptr<const TokenMask> ComputeMask(int32_t state) const;
+
+  const Automaton automaton_;
+  const std::shared_ptr<const TokenTrie> trie_;
+  mutable absl::Mutex mutex_;
+  mutable absl::flat_hash_map<int32_t, std::shared_ptr<const TokenMask>> masks_
+      ABSL_GUARDED_BY(mutex_);
+};
+
+// Compiled constraints by their text, the least recently used forgotten first. Thread-safe; one
+// constraint is compiled at a time, so that callers can't take all of a machine's cores.
+class ConstraintCache {
+ public:
+  using TrieFactory = std::function<std::shared_ptr<const TokenTrie>()>;
+  // `make_trie` is called at the first use.
+  explicit ConstraintCache(TrieFactory make_trie, size_t capacity = 32)
+      : make_trie_(std::move(make_trie)), capacity_(capacity) {}
+  // Errors of Compile.
+  absl::StatusOr<std::shared_ptr<const Constraint>> Get(const ConstraintSpec& spec);
+
+ private:
+  struct Entry {
+    std::shared_ptr<const Constraint> constraint;
+    uint64_t last_use = 0;
+  };
+  std::shared_ptr<const Constraint> Find(const std::string& key);
+
+  const TrieFactory make_trie_;
+  const size_t capacity_;
+  absl::Mutex compile_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  std::shared_ptr<const TokenTrie> trie_ ABSL_GUARDED_BY(compile_mutex_);
+  absl::Mutex mutex_;
+  uint64_t num_uses_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+};
+}  // namespace stretto::engine
