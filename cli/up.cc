@@ -190,10 +190,42 @@ class UpCommand {
           Spec("scorer", absl::StrCat("scorer-", i), port++, config_.cluster.scorer_threads)));
     }
     for (int64_t i = 0; i < config_.cluster.generators; ++i) {
-      RETURN_IF_ERROR(supervisor_.Start(Spec("generator", absl::StrCat("generator-", i), port++,
-                                             config_.cluster.generator_threads)));
+      RETURN_IF_ERROR(StartGenerator(i, port++));
     }
     return absl::OkStatus();
+  }
+
+  absl::Status StartGenerator(int64_t index, int64_t port_index) {
+    ProcessSpec spec = Spec("generator", absl::StrCat("generator-", index), port_index,
+                            config_.cluster.generator_threads);
+    if (const int64_t http = config_.cluster.http_port; http >= 0) {
+      // What an earlier process has left tells a port that may not be this one's.
+      RETURN_IF_ERROR(Files::Real().RemoveAll(MemberFileOfGenerator(index)));
+      spec.command.insert(spec.command.end(),
+                          {"--http-port", absl::StrCat(http > 0 ? http + index : 0)});
+    }
+    return supervisor_.Start(std::move(spec));
+  }
+  std::string MemberFileOfGenerator(int64_t index) const {
+    return JoinPath(config_.run.dir, absl::StrCat("members/generator-", index, ".json"));
+  }
+
+  // Says where the policy in training can be talked to, as generators come up, and again when one
+  // that was started anew has another port.
+  void NoteHttpAddresses() {
+    if (config_.cluster.http_port < 0) return;
+    for (int64_t i = 0; i < config_.cluster.generators; ++i) {
+      const auto text = Files::Real().ReadAll(MemberFileOfGenerator(i));
+      if (!text.ok()) continue;
+      const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+      if (!json.is_object() || !json.contains("http_port")) continue;
+      if (!json["http_port"].is_number_integer()) continue;
+      const int port = json["http_port"].get<int>();
+      if (port < 0 || http_ports_[i] == port) continue;
+      http_ports_[i] = port;
+      progress_.Note(absl::StrCat("OpenAI-compatible API of generator-", i, " at http://",
+                                  config_.cluster.bind, ":", port, "/v1"));
+    }
   }
 
   // The coordinator's address now; it changes when the coordinator is started again.
@@ -224,6 +256,7 @@ class UpCommand {
         supervisor_.Signal(kCoordinator, SIGTERM);
       }
       Reconnect();
+      NoteHttpAddresses();
       RETURN_IF_ERROR(ShowStatus());
       // It ends by itself only with the run, which may be before its last state has been seen here.
       if (supervisor_.HasEnded(kCoordinator)) return HowItEnded();
@@ -318,6 +351,7 @@ class UpCommand {
   Supervisor supervisor_;
   std::unique_ptr<CoordinatorClient> client_;
   std::string address_;
+  std::map<int64_t, int> http_ports_;        // by generator, as told
   std::map<std::string, int64_t> heard_ns_;  // process → when it was last known to be alive
 };
 

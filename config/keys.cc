@@ -134,6 +134,9 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(cluster, bind, Any(), "Address that services listen on."),
       KEY(cluster, base_port, Between(0, 65535),
           "The coordinator's port; the others follow. 0: free ports are found."),
+      KEY(cluster, http_port, Between(-1, 65535),
+          "Port of the OpenAI-compatible HTTP API of the first generator that `stretto up` starts; "
+          "those of the others follow. 0: free ports are found. -1: no HTTP API."),
       KEY(cluster, heartbeat_ms, Between(10, 60000), "Between a member's signs of life."),
       KEY(cluster, lease_ms, Between(20, 600000),
           "A member silent for so long loses its work to others."),

@@ -117,7 +117,9 @@ struct ClusterSection {
   int64_t scorer_threads = 0;
   int64_t trainer_threads = 0;
   std::string bind = "127.0.0.1";
-  int64_t base_port = 0;  // coordinator's port, others follow; 0: free ports are found
+  int64_t base_port = 0;   // coordinator's port, others follow; 0: free ports are found
+  int64_t http_port = -1;  // of the OpenAI-compatible API of the first generator that `stretto up`
+                           // starts, the others' follow; 0: free ports are found, -1: none
   int64_t heartbeat_ms = 500;
   int64_t lease_ms = 5000;
   int64_t kv_cache_mb = 512;        // a generator's budget

@@ -142,6 +142,11 @@ absl::Status CheckCluster(const RunConfig& c, const Origins& origins) {
     return origins.Error("cluster.draft_model", "a path with speculation: model, and only then",
                          c.cluster.draft_model.empty() ? "nothing" : c.cluster.draft_model);
   }
+  if (c.cluster.http_port > 0 && c.cluster.http_port + c.cluster.generators > 65536) {
+    return origins.Error("cluster.http_port",
+                         absl::StrCat("room for ", c.cluster.generators, " ports"),
+                         absl::StrCat(c.cluster.http_port));
+  }
   const int64_t num_ports = 4 + c.cluster.generators + c.cluster.scorers;
   if (c.cluster.base_port > 0 && c.cluster.base_port + num_ports > 65536) {
     return origins.Error("cluster.base_port", absl::StrCat("room for ", num_ports, " ports"),

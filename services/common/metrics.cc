@@ -9,6 +9,7 @@
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
 #include "prometheus/registry.h"
+#include "prometheus/text_serializer.h"
 
 namespace stretto::services {
 struct Metrics::Impl {
@@ -47,6 +48,10 @@ Histogram Metrics::histogram(const std::string& name, const std::string& help,
                         .Help(help)
                         .Register(*impl_->registry)
                         .Add(labels, kSeconds));
+}
+
+std::string Metrics::Text() const {
+  return prometheus::TextSerializer().Serialize(impl_->registry->Collect());
 }
 
 absl::StatusOr<int> Metrics::Serve(const std::string& address, int port) {

@@ -181,6 +181,7 @@ class Process {
                                  {"address", address_},
                                  {"pid", getpid()},
                                  {"metrics_port", metrics_port},
+                                 {"http_port", service_.http_port()},
                                  {"log_file", context_.flags.log_file},
                                  {"started_us", Clock::Real().WallUs()}};
     return files.WriteAtomically(MemberFile(context_.run_dir, context_.flags.name),

@@ -88,6 +88,8 @@ class Service {
   virtual std::optional<Membership> membership() { return std::nullopt; }
   // The server runs and is reached at `address`.
   virtual void OnServing(const std::string& address) { (void)address; }
+  // The port of an HTTP interface of its own (for the member file), or -1.
+  virtual int http_port() const { return -1; }
   // Takes no new work and makes running calls end soon; at most `timeout_ms`.
   virtual void Drain(int64_t timeout_ms) { (void)timeout_ms; }
   // Called when no call runs any more, also after a Start() or a server start that failed.

@@ -184,7 +184,8 @@ absl::Status GenerationLoop::SubmitOnThread(GenerationRequest& request,
   }
   const engine::SamplingParams& sampling = request.sampling;
   const bool truncated = sampling.temperature > 0 &&
-                         (sampling.top_k > 0 || sampling.top_p < 1.0f || sampling.min_p > 0);
+                         (sampling.top_k > 0 || sampling.top_p < 1.0f || sampling.min_p > 0 ||
+                          sampling.ChangesLogits() || sampling.min_tokens > 0);
   std::vector<engine::Request> requests;
   bool as_group = true;
   for (SampleSpec& sample : request.samples) {

@@ -1,5 +1,6 @@
 #include "services/generator/generator_service.h"
 
+#include <algorithm>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,8 @@ namespace {
 constexpr int64_t kGatherMs = 200;
 constexpr int64_t kPollMs = 100;  // how soon a cancelled call is noticed
 constexpr int kMaxSamples = 4096;
+// With kMaxTopLogprobs alternatives each they take about 1 MiB.
+constexpr size_t kMaxTokensPerEvent = 3000;
 
 v1::FinishReason ToProto(engine::FinishReason reason) {
   switch (reason) {
@@ -31,7 +34,19 @@ v1::FinishReason ToProto(engine::FinishReason reason) {
   return v1::FINISH_REASON_ERROR;
 }
 
-engine::SamplingParams FromProto(const v1::SamplingParams& proto) {
+absl::StatusOr<engine::ConstraintSpec> SpecOf(const v1::Constraint& proto) {
+  using Kind = engine::ConstraintSpec::Kind;
+  if (proto.has_regex()) return engine::ConstraintSpec{Kind::kRegex, proto.regex()};
+  if (proto.has_json_schema()) {
+    return engine::ConstraintSpec{Kind::kJsonSchema, proto.json_schema()};
+  }
+  if (proto.json_object()) return engine::ConstraintSpec{Kind::kJsonObject, ""};
+  return absl::InvalidArgumentError("it is empty: give a regex, a json_schema or json_object");
+}
+
+// Blocks while a constraint is compiled.
+absl::StatusOr<engine::SamplingParams> FromProto(const v1::SamplingParams& proto,
+                                                 engine::ConstraintCache& constraints) {
   engine::SamplingParams sampling;
   sampling.temperature = proto.temperature();
   sampling.top_k = proto.top_k();
@@ -42,6 +57,18 @@ engine::SamplingParams FromProto(const v1::SamplingParams& proto) {
   sampling.stop_ids = {proto.stop_ids().begin(), proto.stop_ids().end()};
   sampling.stop_strings = {proto.stop_strings().begin(), proto.stop_strings().end()};
   sampling.ignore_eos = proto.ignore_eos();
+  sampling.keep_stop_string = proto.keep_stop_string();
+  sampling.repetition_penalty = proto.repetition_penalty() == 0 ? 1.0f : proto.repetition_penalty();
+  sampling.presence_penalty = proto.presence_penalty();
+  sampling.frequency_penalty = proto.frequency_penalty();
+  sampling.logit_bias = {proto.logit_bias().begin(), proto.logit_bias().end()};
+  sampling.top_logprobs = proto.top_logprobs();
+  if (!proto.has_constraint()) return sampling;
+  const absl::StatusOr<engine::ConstraintSpec> spec = SpecOf(proto.constraint());
+  if (!spec.ok()) return Annotate(spec.status(), "sampling.constraint");
+  auto constraint = constraints.Get(*spec);
+  if (!constraint.ok()) return Annotate(constraint.status(), "sampling.constraint");
+  sampling.constraint = *std::move(constraint);
   return sampling;
 }
 
@@ -51,7 +78,8 @@ uint64_t DrawPromptId(const v1::PromptId& id) {
   return (static_cast<uint64_t>(id.epoch()) << 40) ^ id.index();
 }
 
-absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& proto) {
+absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& proto,
+                                            engine::ConstraintCache& constraints) {
   if (proto.sampling().max_tokens() < 1) {
     return absl::InvalidArgumentError("sampling.max_tokens: at least 1 is expected");
   }
@@ -61,11 +89,12 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& proto) {
   }
   GenerationRequest request;
   request.prompt_ids = {proto.prompt_ids().begin(), proto.prompt_ids().end()};
-  request.sampling = FromProto(proto.sampling());
+  ASSIGN_OR_RETURN(request.sampling, FromProto(proto.sampling(), constraints));
   request.run_seed = proto.run_seed();
   request.prompt_id = DrawPromptId(proto.prompt_id());
   request.priority = proto.priority();
   request.want_text = proto.return_text();
+  request.prompt_logprobs = proto.prompt_logprobs();
   request.expected_version = proto.has_expected_version() ? proto.expected_version().number() : -1;
   request.expected_hash = proto.expected_version().hash();
   std::set<uint32_t> seen;
@@ -81,18 +110,61 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& proto) {
   return request;
 }
 
-v1::GenerateEvent ToProto(const SampleUpdate& update) {
+void ToProto(const std::vector<engine::TokenLogprob>& top, v1::TopLogprobs* proto) {
+  for (const engine::TokenLogprob& entry : top) {
+    proto->add_ids(entry.token);
+    proto->add_logprobs(entry.logprob);
+  }
+}
+
+// The part of a prompt's log-probs that begins at `begin`.
+v1::GenerateEvent PromptToProto(const SampleUpdate& update, size_t begin) {
   v1::GenerateEvent event;
   event.set_sample_index(update.sample_index);
-  event.mutable_ids()->Add(update.ids.begin(), update.ids.end());
-  event.mutable_logprobs()->Add(update.logprobs.begin(), update.logprobs.end());
-  event.mutable_versions()->Add(update.versions.begin(), update.versions.end());
-  event.mutable_sampling_logprobs()->Add(update.sampling_logprobs.begin(),
-                                         update.sampling_logprobs.end());
+  const size_t end = std::min(update.prompt_logprobs.size(), begin + kMaxTokensPerEvent);
+  for (size_t i = begin; i < end; ++i) {
+    const engine::PromptLogprob& entry = update.prompt_logprobs[i];
+    event.add_prompt_logprobs(entry.logprob);
+    if (!entry.top.empty()) ToProto(entry.top, event.add_prompt_top_logprobs());
+  }
+  return event;
+}
+
+// The part of an update's tokens that begins at `begin`; the last part has the rest of the news.
+v1::GenerateEvent TokensToProto(const SampleUpdate& update, size_t begin) {
+  v1::GenerateEvent event;
+  event.set_sample_index(update.sample_index);
+  const size_t end = std::min(update.ids.size(), begin + kMaxTokensPerEvent);
+  const auto add_part = [begin, end](const auto& from, auto* to) {
+    if (from.empty()) return;
+    to->Add(from.begin() + static_cast<ptrdiff_t>(begin),
+            from.begin() + static_cast<ptrdiff_t>(end));
+  };
+  add_part(update.ids, event.mutable_ids());
+  add_part(update.logprobs, event.mutable_logprobs());
+  add_part(update.versions, event.mutable_versions());
+  add_part(update.sampling_logprobs, event.mutable_sampling_logprobs());
+  for (size_t i = begin; i < std::min(end, update.top_logprobs.size()); ++i) {
+    ToProto(update.top_logprobs[i], event.add_top_logprobs());
+  }
+  if (end < update.ids.size()) return event;
   event.set_text(update.text);
   if (update.finished.has_value()) event.set_finish_reason(ToProto(*update.finished));
   event.set_error(update.error);
   return event;
+}
+
+// Each fits into a message. False when the caller has gone.
+bool Write(const SampleUpdate& update, grpc::ServerWriter<v1::GenerateEvent>& writer) {
+  for (size_t i = 0; i < update.prompt_logprobs.size(); i += kMaxTokensPerEvent) {
+    if (!writer.Write(PromptToProto(update, i))) return false;
+  }
+  size_t begin = 0;
+  do {
+    if (!writer.Write(TokensToProto(update, begin))) return false;
+    begin += kMaxTokensPerEvent;
+  } while (begin < update.ids.size());
+  return true;
 }
 
 class GeneratorServiceImpl final : public v1::Generator::Service {
@@ -171,7 +243,7 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
   absl::Status Stream(grpc::ServerContext& context, const v1::GenerateRequest& proto,
                       grpc::ServerWriter<v1::GenerateEvent>& writer) {
     RETURN_IF_ERROR(Check(proto.caller()));
-    ASSIGN_OR_RETURN(GenerationRequest request, FromProto(proto));
+    ASSIGN_OR_RETURN(GenerationRequest request, FromProto(proto, *parts_.constraints));
     const int64_t gather_ms = request.want_text ? 0 : kGatherMs;
     ASSIGN_OR_RETURN(const std::shared_ptr<Generation> generation,
                      parts_.loop->Submit(std::move(request)));
@@ -181,7 +253,7 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
       bool gone = context.IsCancelled() || !fenced.ok();
       if (!gone) {
         for (const SampleUpdate& update : generation->Next(gather_ms, kPollMs)) {
-          gone = gone || !writer.Write(ToProto(update));
+          gone = gone || !Write(update, writer);
         }
       }
       if (gone) {

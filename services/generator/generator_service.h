@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "engine/constrain/constraint.h"
 #include "engine/inference/engine.h"
 #include "services/common/fence.h"
 #include "services/common/model_host.h"
@@ -20,6 +21,7 @@ struct GeneratorParts {
   PolicyHolder* policy = nullptr;
   GenerationLoop* loop = nullptr;
   const Fence* fence = nullptr;
+  engine::ConstraintCache* constraints = nullptr;
   engine::SwapPolicy swap_policy = engine::SwapPolicy::kFinish;
 };
 // All parts outlive the service.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "engine/constrain/constraint.h"
 #include "engine/text/stream_decoder.h"
 #include "grpcpp/impl/service_type.h"
 #include "services/common/log.h"
@@ -57,7 +58,8 @@ class GeneratorProgram final : public Service {
     app.add_option("--kv-cache-mb", cluster_.kv_cache_mb,
                    "with --model: memory for keys and values");
     app.add_option("--http-port", http_port_,
-                   "port of the OpenAI-compatible API; 0: a free one, -1: none (default)")
+                   "port of the OpenAI-compatible API and of /metrics; 0: a free one, -1: none "
+                   "(default)")
         ->check(CLI::Range(-1, 65535));
     app.add_option("--served-model-name", served_model_name_,
                    "the model's name in the OpenAI-compatible API (default: the run's, or the "
@@ -93,10 +95,14 @@ class GeneratorProgram final : public Service {
     ASSIGN_OR_RETURN(auto engine, engine::InferenceEngine::Create(
                                       *host_->transformer, policy_->CurrentWeights(), options));
     loop_ = std::make_unique<GenerationLoop>(std::move(engine), context.metrics);
+    constraints_ = std::make_unique<engine::ConstraintCache>([this] {
+      return engine::TokenTrie::Of(host_->prompts->tokenizer(), host_->prompts->stop_ids());
+    });
     service_ = MakeGeneratorService({.host = host_.get(),
                                      .policy = policy_.get(),
                                      .loop = loop_.get(),
                                      .fence = context.fence,
+                                     .constraints = constraints_.get(),
                                      .swap_policy = swap_policy_});
     LogInfo("model ", model_.path, ", version 0 is ", policy_->Current().second);
     return StartHttp(context);
@@ -113,6 +119,8 @@ class GeneratorProgram final : public Service {
                         return version;
                       }};
   }
+
+  int http_port() const override { return http_ == nullptr ? -1 : http_->port(); }
 
   void Drain(int64_t timeout_ms) override {
     // What has been generated is valid; another generator goes on from there.
@@ -137,7 +145,8 @@ class GeneratorProgram final : public Service {
               ? context.run->run.name
               : std::filesystem::path(model_.path).lexically_normal().stem().string();
     }
-    api_ = std::make_unique<OpenAiApi>(loop_.get(), host_->prompts.get(), context.metrics, options);
+    api_ = std::make_unique<OpenAiApi>(loop_.get(), host_->prompts.get(), constraints_.get(),
+                                       context.metrics, options);
     ASSIGN_OR_RETURN(
         http_, HttpServer::Start(api_.get(), {.bind = context.flags.bind, .port = http_port_}));
     LogInfo("OpenAI-compatible API at http://", context.flags.bind, ":", http_->port(),
@@ -179,6 +188,7 @@ class GeneratorProgram final : public Service {
   std::unique_ptr<PolicyHolder> policy_;
   Speculation speculation_;
   std::unique_ptr<GenerationLoop> loop_;
+  std::unique_ptr<engine::ConstraintCache> constraints_;
   std::unique_ptr<grpc::Service> service_;
   int http_port_ = -1;
   std::string served_model_name_;

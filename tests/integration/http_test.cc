@@ -211,37 +211,168 @@ TEST_CASE("completions over HTTP are those of gRPC, whole and streamed") {
   }
 }
 
+TEST_CASE("constrained output over HTTP") {
+  Server server;
+  const auto text_of = [](const Answer& answer, size_t choice = 0) {
+    INFO(answer.body);
+    REQUIRE(answer.status == 200);
+    const Json json = answer.json();
+    const Json& c = json["choices"][choice];
+    CHECK(c["finish_reason"] == "stop");
+    return c.contains("text") ? c["text"].get<std::string>()
+                              : c["message"]["content"].get<std::string>();
+  };
+  // The order of the properties is the schema's, which a map of names would have lost.
+  const std::string ordered = R"({"type": "object", "required": ["z", "a"],
+      "properties": {"z": {"type": "boolean"}, "a": {"enum": [1, 2]}}})";
+  const auto obeys = [](const std::string& text) {
+    const Json json = Json::parse(text, nullptr, false);
+    INFO(text);
+    return json.is_object() && json.size() == 2 && json["z"].is_boolean() &&
+           (json["a"] == 1 || json["a"] == 2) && text.find("\"z\"") < text.find("\"a\"");
+  };
+  const std::string head = R"({"seed": 3, "max_tokens": 60, )";
+  const std::string prompt = R"("prompt": "1+1=", )";
+  const std::string messages = R"("messages": [{"role": "user", "content": "1+1="}], )";
+  const std::string format =
+      R"("response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true,
+         "schema": )" +
+      ordered + "}}}";
+  CHECK(obeys(text_of(server.Post("/v1/chat/completions", head + messages + format))));
+  const std::string whole = text_of(server.Post("/v1/completions", head + prompt + format));
+  CHECK(obeys(whole));
+  for (const std::string& same :
+       {"\"guided_json\": " + ordered + "}", "\"structured_outputs\": {\"json\": " + ordered + "}}",
+        "\"guided_json\": " + Json(ordered).dump() + "}"}) {
+    CHECK(text_of(server.Post("/v1/completions", head + prompt + same)) == whole);
+  }
+  const std::vector<Json> events =
+      Events(server.Post("/v1/completions", head + prompt + "\"stream\": true, " + format).body);
+  std::string streamed;
+  for (const Json& event : events) {
+    if (event.is_object()) streamed += event["choices"][0]["text"].get<std::string>();
+  }
+  CHECK(streamed == whole);
+
+  Json body{{"prompt", "1"}, {"max_tokens", 60}, {"seed", 1}};
+  body["guided_regex"] = "[0-9]{3}-[xy]{2}";
+  const std::string matched = text_of(server.Complete(body));
+  CHECK(matched.size() == 6);
+  CHECK(matched[3] == '-');
+  body.erase("guided_regex");
+  body["structured_outputs"] = {{"choice", {"so (it) goes.", "yes|no", "\u00e4"}}};
+  const std::string choice = text_of(server.Complete(body));
+  CHECK((choice == "so (it) goes." || choice == "yes|no" || choice == "\u00e4"));
+  body.erase("structured_outputs");
+  body["response_format"] = {{"type", "json_object"}};
+  body["logit_bias"] = {{"126", 20}};  // closes what is open
+  CHECK(Json::parse(text_of(server.Complete(body)), nullptr, false).is_object());
+  body["response_format"] = {{"type", "text"}};
+  CHECK(server.Complete(body).status == 200);
+}
+
 TEST_CASE("what HTTP requests are refused, and how") {
   Server server;
   const auto error_of = [](const Answer& answer, int status) {
-    INFO(answer.body);
+    INFO(answer.body.substr(0, 500));
     CHECK(answer.status == status);
+    CHECK(answer.body.size() < 2000);
     const Json json = answer.json();
     REQUIRE(json.is_object());
     REQUIRE(json["error"]["message"].is_string());
     return json["error"];
   };
+  // A neighbour in the batch.
+  const Json neighbour{
+      {"prompt", "7"}, {"n", 30}, {"max_tokens", 240}, {"ignore_eos", true}, {"seed", 5}};
+  const Json alone = server.Complete(neighbour).json()["choices"];
+  Json beside;
+  std::thread call([&] { beside = server.Complete(neighbour).json()["choices"]; });
+
   CHECK(error_of(server.Post("/v1/completions", "{"), 400)["type"] == "invalid_request_error");
   error_of(server.Post("/v1/completions", "{\"prompt\": \"\xFF\"}"), 400);
-  CHECK(error_of(server.Complete({{"prompt", "1"}, {"colour", 1}}), 400)["param"] == "colour");
-  error_of(server.Complete({{"prompt", "1"}, {"temperature", -1}}), 400);
-  error_of(server.Complete({{"prompt", {9999}}}), 400);
+  error_of(server.Post("/v1/completions", R"({"prompt": "\ud800"})"), 400);
+  error_of(server.Post("/v1/completions", "{\"prompt\": " + std::string(100000, '[')), 400);
+  for (const char* bad : {"NaN", "Infinity", "1e999", "1e300", "-1", "\"1\""}) {
+    error_of(server.Post("/v1/completions",
+                         absl::StrCat(R"({"prompt": "1", "temperature": )", bad, "}")),
+             400);
+  }
+  const auto bad_field = [&](const char* field, const Json& value) {
+    INFO(field << " " << value.dump().substr(0, 100));
+    Json body{{"prompt", "1"}};
+    body[field] = value;
+    const Json error = error_of(server.Complete(body), 400);
+    CHECK(absl::StrContains(error["message"].get<std::string>(),
+                            field == std::string("stop") ? "stop string" : field));
+  };
+  for (const char* count : {"max_tokens", "min_tokens", "n", "logprobs", "top_k"}) {
+    bad_field(count, -2);
+    bad_field(count, 1.5);
+  }
+  bad_field("max_tokens", 0);
+  bad_field("top_p", 1.5);
+  bad_field("presence_penalty", 1e30);
+  bad_field("logit_bias", {{"257", 1}});
+  bad_field("prompt", "");
+  bad_field("prompt", Json::array());
+  bad_field("prompt", Json::array({Json::array()}));
+  bad_field("prompt", {-1});
+  bad_field("prompt", {257});
+  bad_field("stop", std::string(2 << 20, 'x'));
+  bad_field("colour", 1);
+  // Longer than the context, as long, and just shorter.
   error_of(server.Complete({{"prompt", std::string(300, '1')}}), 400);
+  error_of(server.Complete({{"prompt", std::string(256, '1')}}), 400);
+  CHECK(server.Complete({{"prompt", std::string(255, '1')}}).status == 200);
+  error_of(server.Complete({{"prompt", "1"}, {"stop", std::string(10 << 20, 'x')}}), 413);
+
+  const auto bad_constraint = [&](const char* field, const Json& value, const char* reason) {
+    INFO(field << " " << value.dump().substr(0, 100));
+    Json body{{"prompt", "1"}};
+    body[field] = value;
+    const Json error = error_of(server.Complete(body), 400);
+    CHECK(error["param"] == field);
+    CHECK(absl::StrContains(error["message"].get<std::string>(), reason));
+  };
+  bad_constraint("guided_regex", "a(b", "at character 2");
+  bad_constraint("guided_regex", "(a|b)*a(a|b){30}", "complex");
+  bad_constraint("guided_regex", 3, "expected a regular expression");
+  bad_constraint("guided_json", {{"type", "strin"}}, "#/type");
+  bad_constraint("guided_json", "{", "isn't JSON");
+  bad_constraint("guided_json", {{"enum", {std::string(5 << 20, 'x')}}}, "bytes");
+  bad_constraint("guided_choice", {1}, "list of strings");
+  bad_constraint("structured_outputs", {{"grammar", "x"}}, "grammar");
+  bad_constraint("structured_outputs", {{"regex", "a"}, {"json_object", true}}, "already");
+  bad_constraint("response_format", {{"type", "xml"}}, "json_object");
+  bad_constraint("response_format", {{"type", "json_schema"}}, "'schema'");
+  bad_constraint("response_format",
+                 {{"type", "json_schema"}, {"json_schema", {{"schema", {{"type", "x"}}}}}},
+                 "#/type");
+
   error_of(server.Complete({{"prompt", "1"}, {"model", "gpt-4"}}), 404);
   error_of(server.Post("/v1/embeddings", "{}"), 404);
   error_of(server.Get("/nowhere"), 404);
   error_of(server.Get("/v1/completions"), 405);
+  error_of(server.Post("/metrics", "{}"), 405);
   error_of(server.Post("/v1/completions", std::string((8 << 20) + 1, ' ')), 413);
   {
     Connection connection(server.http_port);
     connection.Send("this is not HTTP\r\n\r\n");
     CHECK(Parse(connection.ReadAll()).status == 400);
   }
+  call.join();
+  CHECK(beside == alone);
   CHECK(server.Complete({{"prompt", "1"}, {"max_tokens", 2}}).status == 200);
   CHECK(server.Get("/health").status == 200);
   CHECK(server.Get("/v1/models").json()["data"][0]["id"] == "policy");
   CHECK(server.Get("/v1/models/policy").json()["max_model_len"] == 256);
-  CHECK(server.IsIdle());
+  const Answer metrics = server.Get("/metrics");
+  CHECK(metrics.status == 200);
+  CHECK(absl::StrContains(metrics.headers, "text/plain"));
+  CHECK(absl::StrContains(metrics.body, "stretto_http_requests_total{code=\"404\"} 3"));
+  CHECK(absl::StrContains(metrics.body, "# TYPE stretto_generator_tokens_total counter"));
+  CHECK(Eventually([&] { return server.IsIdle(); }));
 }
 
 TEST_CASE("full queues answer 429 with a time to try again; draining 503") {

@@ -54,6 +54,31 @@ TEST_CASE("a run goes up, shows its steps, and ends by itself; a killed member c
   CHECK(Summary(run)["steps"] == 12);
 }
 
+TEST_CASE("people can talk to the policy in training, which changes nothing in the run") {
+  const auto train = [](const TestRun& run, int http_port) {
+    Process up = Up(run, "up", {"train.steps=20", absl::StrCat("cluster.http_port=", http_port)});
+    if (http_port >= 0) {
+      const std::string address = absl::StrCat("http://127.0.0.1:", http_port, "/v1");
+      const bool told = Eventually([&] { return Count(up.Log(), address) == 1; }, 60000);
+      INFO(up.Log());
+      REQUIRE(told);
+      CHECK(HttpGet(http_port, "/v1/models").find("\"id\":\"test\"") != std::string::npos);
+      const std::string body = R"({"prompt": "1+1=", "max_tokens": 24, "n": 20, "seed": 4})";
+      Connection connection(http_port);
+      connection.Send(
+          absl::StrCat("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n",
+                       "Content-Length: ", body.size(), "\r\n\r\n", body));
+      CHECK(connection.ReadAll().find("HTTP/1.1 200 ") == 0);
+    }
+    CHECK(up.WaitForExit(kTimeoutMs) == 0);
+    const nlohmann::json summary = Summary(run);
+    REQUIRE(summary["checkpoint_hash"].is_string());
+    return summary["checkpoint_hash"].get<std::string>();
+  };
+  const TestRun quiet(Options()), talkative(Options());
+  CHECK(train(quiet, -1) == train(talkative, FreePort()));
+}
+
 TEST_CASE("an interrupted run resumes; with other settings it is refused") {
   const TestRun run(Options());
   {

@@ -135,10 +135,12 @@ HttpReply WrongMethod(const std::string& allowed) {
 }
 }  // namespace
 
-OpenAiApi::OpenAiApi(GenerationLoop* loop, const engine::PromptEncoder* prompts, Metrics* metrics,
+OpenAiApi::OpenAiApi(GenerationLoop* loop, const engine::PromptEncoder* prompts,
+                     engine::ConstraintCache* constraints, Metrics* metrics,
                      OpenAiApiOptions options)
     : loop_(loop),
       prompts_(prompts),
+      constraints_(constraints),
       metrics_(metrics),
       options_(std::move(options)),
       started_seconds_(NowSeconds()) {}
@@ -168,10 +170,14 @@ HttpReply OpenAiApi::Route(const HttpRequest& request) {
     return Complete(request, path == "/v1/chat/completions");
   }
   const bool is_models = path == "/v1/models" || absl::StartsWith(path, "/v1/models/");
-  if (is_models || path == "/health") {
+  if (is_models || path == "/health" || path == "/metrics") {
     if (!is_get) return WrongMethod("GET");
     if (is_models) return Models(path);
-    return Health();
+    if (path == "/health") return Health();
+    HttpReply reply;
+    reply.content_type = "text/plain; version=0.0.4";
+    reply.body = metrics_->Text();
+    return reply;
   }
   return Error(absl::NotFoundError(absl::StrCat("there is no ", request.method, " ", path)));
 }
@@ -183,6 +189,7 @@ HttpReply OpenAiApi::Complete(const HttpRequest& http, bool chat) {
     return Error(absl::NotFoundError(absl::StrCat(
         "the model '", parsed->model, "' isn't served here: ask for '", options_.model_name, "'")));
   }
+  if (const absl::Status status = CompileConstraint(&*parsed); !status.ok()) return Error(status);
   auto running = RunningRequest::Start(loop_, *parsed);
   if (!running.ok()) return Error(running.status());
   WriterOptions options;
@@ -207,6 +214,18 @@ HttpReply OpenAiApi::Complete(const HttpRequest& http, bool chat) {
   if (!writer.failure().ok()) return Error(writer.failure());
   reply.body = writer.Whole();
   return reply;
+}
+
+absl::Status OpenAiApi::CompileConstraint(OpenAiRequest* request) const {
+  if (!request->constraint.has_value()) return absl::OkStatus();
+  auto constraint = constraints_->Get(*request->constraint);
+  if (!constraint.ok()) {
+    return ParamError(
+        request->constraint_param,
+        absl::StrCat("'", request->constraint_param, "': ", constraint.status().message()));
+  }
+  request->sampling.constraint = *std::move(constraint);
+  return absl::OkStatus();
 }
 
 HttpReply OpenAiApi::Models(const std::string& path) const {

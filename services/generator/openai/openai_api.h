@@ -1,7 +1,7 @@
 // The generator's HTTP interface: which request gets which answer. It joins the parser, the
 // GenerationLoop (the same that gRPC uses: the same queue, the same engine) and the writer.
 //
-//   POST /v1/completions, /v1/chat/completions     GET /v1/models[/NAME], /health
+//   POST /v1/completions, /v1/chat/completions     GET /v1/models[/NAME], /health, /metrics
 //
 // Thread-safe; a call occupies its thread until the answer, or for a stream until the connection's
 // owner lets it go. Knows no HTTP library.
@@ -15,11 +15,14 @@
 #include <utility>
 #include <vector>
 
+#include "engine/constrain/constraint.h"
 #include "engine/prompt/prompt_encoder.h"
 #include "services/common/metrics.h"
 #include "services/generator/generation_loop.h"
 
 namespace stretto::services {
+struct OpenAiRequest;
+
 struct HttpRequest {
   std::string method, path, body;
   // Asked now and then: whether the client has gone. Work for it then ends.
@@ -50,8 +53,8 @@ struct OpenAiApiOptions {
 class OpenAiApi {
  public:
   // All outlive the interface.
-  OpenAiApi(GenerationLoop* loop, const engine::PromptEncoder* prompts, Metrics* metrics,
-            OpenAiApiOptions options);
+  OpenAiApi(GenerationLoop* loop, const engine::PromptEncoder* prompts,
+            engine::ConstraintCache* constraints, Metrics* metrics, OpenAiApiOptions options);
 
   HttpReply Handle(const HttpRequest& request);
   // The answer for what never became a request: a body too large, broken HTTP.
@@ -60,11 +63,13 @@ class OpenAiApi {
  private:
   HttpReply Route(const HttpRequest& request);
   HttpReply Complete(const HttpRequest& request, bool chat);
+  absl::Status CompileConstraint(OpenAiRequest* request) const;
   HttpReply Models(const std::string& path) const;
   HttpReply Health() const;
 
   GenerationLoop* const loop_;
   const engine::PromptEncoder* const prompts_;
+  engine::ConstraintCache* const constraints_;
   Metrics* const metrics_;
   const OpenAiApiOptions options_;
   const int64_t started_seconds_;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -45,6 +46,117 @@ void ReadSampling(Fields& fields, engine::SamplingParams* s) {
   ReadLogitBias(fields, s);
 }
 
+// The text of the schema at `path` of the body, its properties in their order.
+std::string SchemaText(const std::string& body, const std::vector<std::string>& path) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(body, nullptr, false);
+  for (const std::string& key : path) json = nlohmann::ordered_json(json[key]);
+  return json.is_string() ? json.get<std::string>() : json.dump();
+}
+
+// Reads the fields that say what the answer must match, of which there may be one.
+class ConstraintReader {
+ public:
+  ConstraintReader(const std::string& body, OpenAiRequest* request)
+      : body_(body), request_(*request) {}
+
+  void Read(Fields& fields) {
+    ReadResponseFormat(fields);
+    ReadOne(fields, "guided_regex", "", ReadRegex);
+    ReadOne(fields, "guided_json", "", ReadSchema);
+    ReadOne(fields, "guided_choice", "", ReadChoice);
+    const Json* outputs = fields.Take("structured_outputs");
+    if (outputs == nullptr) return;
+    if (!outputs->is_object()) return fields.Fail("structured_outputs", "expected an object");
+    Fields inner(*outputs, "structured_outputs.");
+    ReadOne(inner, "regex", "structured_outputs", ReadRegex);
+    ReadOne(inner, "json", "structured_outputs", ReadSchema);
+    ReadOne(inner, "choice", "structured_outputs", ReadChoice);
+    bool any_object = false;
+    if (inner.Bool("json_object", &any_object) && any_object) {
+      Set(inner, "json_object", "structured_outputs", {Kind::kJsonObject, ""});
+    }
+    if (const absl::Status status = inner.Finish(); !status.ok()) {
+      fields.Fail("structured_outputs", std::string(status.message()));
+    }
+  }
+
+ private:
+  using Kind = engine::ConstraintSpec::Kind;
+  enum Form { ReadRegex, ReadSchema, ReadChoice };
+
+  void Set(Fields& fields, const std::string& key, const std::string& outer,
+           engine::ConstraintSpec spec) {
+    if (request_.constraint.has_value()) {
+      return fields.Fail(key, absl::StrCat("'", request_.constraint_param,
+                                           "' says already what the answer must match"));
+    }
+    request_.constraint = std::move(spec);
+    request_.constraint_param = outer.empty() ? key : outer;
+  }
+
+  // A field in the body itself, or in the object `outer` of it.
+  void ReadOne(Fields& fields, const std::string& key, const std::string& outer, Form form) {
+    const Json* value = fields.Take(key);
+    if (value == nullptr) return;
+    if (form == ReadRegex) {
+      if (!value->is_string()) return fields.Fail(key, "expected a regular expression");
+      return Set(fields, key, outer, {Kind::kRegex, value->get<std::string>()});
+    }
+    if (form == ReadChoice) {
+      std::vector<std::string> texts;
+      if (!fields.StringOrList(key, &texts)) return;
+      return Set(fields, key, outer, {Kind::kRegex, AnyOf(texts)});
+    }
+    if (!value->is_object() && !value->is_string()) {
+      return fields.Fail(key, "expected a JSON Schema (an object, or its text)");
+    }
+    std::vector<std::string> path{key};
+    if (!outer.empty()) path.insert(path.begin(), outer);
+    Set(fields, key, outer, {Kind::kJsonSchema, SchemaText(body_, path)});
+  }
+
+  // The expression that matches these texts.
+  static std::string AnyOf(const std::vector<std::string>& texts) {
+    std::string expression;
+    for (const std::string& text : texts) {
+      if (!expression.empty()) expression += '|';
+      for (const char c : text) {
+        if (absl::ascii_ispunct(static_cast<unsigned char>(c))) expression += '\\';
+        expression += c;
+      }
+    }
+    return expression;
+  }
+
+  void ReadResponseFormat(Fields& fields) {
+    const char* key = "response_format";
+    const Json* format = fields.Take(key);
+    if (format == nullptr) return;
+    if (!format->is_object()) return fields.Fail(key, "expected an object");
+    Fields inner(*format, "response_format.");
+    std::string type;
+    inner.String("type", &type);
+    const Json* schema = inner.Take("json_schema");
+    if (type == "json_object") {
+      Set(fields, key, "", {Kind::kJsonObject, ""});
+    } else if (type == "json_schema") {
+      if (schema == nullptr || !schema->is_object() ||
+          !schema->value("schema", Json()).is_object()) {
+        return fields.Fail(key, "expected a 'json_schema' with a 'schema'");
+      }
+      Set(fields, key, "", {Kind::kJsonSchema, SchemaText(body_, {key, "json_schema", "schema"})});
+    } else if (type != "text") {
+      inner.Fail("type", "expected text, json_object or json_schema");
+    }
+    if (const absl::Status status = inner.Finish(); !status.ok()) {
+      fields.Fail(key, std::string(status.message()));
+    }
+  }
+
+  const std::string& body_;
+  OpenAiRequest& request_;
+};
+
 void ReadStream(Fields& fields, OpenAiRequest* request) {
   fields.Bool("stream", &request->stream);
   const Json* options = fields.Take("stream_options");
@@ -60,7 +172,7 @@ void ReadStream(Fields& fields, OpenAiRequest* request) {
 }
 
 // What both kinds of request have.
-void ReadCommon(Fields& fields, OpenAiRequest* request) {
+void ReadCommon(const std::string& body, Fields& fields, OpenAiRequest* request) {
   fields.String("model", &request->model);
   fields.Int32("n", 1, kMaxChoices, &request->n);
   int64_t seed = 0;
@@ -68,6 +180,7 @@ void ReadCommon(Fields& fields, OpenAiRequest* request) {
   fields.Int32("priority", INT32_MIN, INT32_MAX, &request->priority);
   fields.Bool("return_token_ids", &request->return_token_ids);
   ReadSampling(fields, &request->sampling);
+  ConstraintReader(body, request).Read(fields);
   ReadStream(fields, request);
   fields.Ignore(
       {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"});
@@ -191,7 +304,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
   ASSIGN_OR_RETURN(const Json json, ParseJsonObject(body, kMaxJsonDepth));
   OpenAiRequest request;
   Fields fields(json);
-  ReadCommon(fields, &request);
+  ReadCommon(body, fields, &request);
   fields.Bool("echo", &request.echo);
   request.logprobs = fields.Int32("logprobs", 0, kMaxTopLogprobs, &request.top_logprobs);
   request.sampling.max_tokens = kDefaultMaxTokens;
@@ -214,7 +327,7 @@ absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
   OpenAiRequest request;
   request.chat = true;
   Fields fields(json);
-  ReadCommon(fields, &request);
+  ReadCommon(body, fields, &request);
   fields.Bool("logprobs", &request.logprobs);
   if (fields.Int32("top_logprobs", 0, kMaxTopLogprobs, &request.top_logprobs) &&
       request.top_logprobs > 0 && !request.logprobs) {
@@ -228,7 +341,6 @@ absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
   Refuse(fields, "function_call", "none", "functions aren't supported");
   Refuse(fields, "parallel_tool_calls", false, "tools aren't supported");
   Refuse(fields, "modalities", Json::array({"text"}), "only text is supported");
-  Refuse(fields, "response_format", Json{{"type", "text"}}, "only type text is supported");
   const Json* list = fields.Take("messages");
   RETURN_IF_ERROR(fields.Finish());
   ASSIGN_OR_RETURN(auto messages, ReadMessages(list));

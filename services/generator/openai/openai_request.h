@@ -2,7 +2,8 @@
 // (platform.openai.com/docs/api-reference) as this generator serves them: a JSON body becomes
 // prompt ids and sampling parameters. Beside OpenAI's own fields those of vLLM's server are read
 // that have a meaning here (top_k, min_p, repetition_penalty, min_tokens, stop_token_ids,
-// ignore_eos, include_stop_str_in_output, priority, return_token_ids). A field that isn't known, or
+// ignore_eos, include_stop_str_in_output, priority, return_token_ids, guided_regex, guided_json,
+// guided_choice, structured_outputs). A field that isn't known, or
 // asks for what isn't there, is an error and never passed over.
 //
 // Pure functions; any thread. Knows neither HTTP nor the engine's thread.
@@ -15,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/constrain/constraint.h"
 #include "engine/inference/request.h"
 #include "engine/prompt/prompt_encoder.h"
 
@@ -29,8 +31,10 @@ struct OpenAiRequest {
   std::string model;  // empty: not named
   std::vector<std::vector<int32_t>> prompts;
   std::vector<std::string> prompt_texts;  // with `echo`: one a prompt
-  engine::SamplingParams sampling;
-  int n = 1;  // choices of one prompt
+  engine::SamplingParams sampling;        // without its constraint
+  std::optional<engine::ConstraintSpec> constraint;
+  std::string constraint_param;  // the field that it came from
+  int n = 1;                     // choices of one prompt
   std::optional<uint64_t> seed;
   int32_t priority = 0;
   bool stream = false, include_usage = false;

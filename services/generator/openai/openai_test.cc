@@ -4,6 +4,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/testing.h"
 #include "nlohmann/json.hpp"
 #include "services/generator/openai/openai_request.h"
 #include "services/generator/openai/openai_writer.h"
@@ -64,6 +65,47 @@ SampleUpdate End(SampleUpdate update, engine::FinishReason reason) {
   return update;
 }
 }  // namespace
+
+TEST_CASE("what an answer must match, in every spelling") {
+  using Kind = engine::ConstraintSpec::Kind;
+  const auto parsed = [](const std::string& field, bool chat = false) {
+    const std::string prompt =
+        chat ? R"("messages": [{"role": "user", "content": "1"}])" : R"("prompt": "1")";
+    const std::string body = "{" + prompt + ", " + field + "}";
+    auto r = chat ? ParseChat(body, Prompts()) : ParseCompletion(body, Prompts());
+    INFO(body);
+    REQUIRE_OK(r);
+    return *r;
+  };
+  // A schema's properties stay in their order.
+  const std::string schema = R"({"properties":{"z":{},"a":{}}})";
+  for (const bool chat : {false, true}) {
+    for (const std::string& field :
+         {R"("guided_json": )" + schema, R"("guided_json": )" + Json(schema).dump(),
+          R"("structured_outputs": {"json": )" + schema + "}",
+          R"("response_format": {"type": "json_schema", "json_schema": {"schema": )" + schema +
+              "}}"}) {
+      const OpenAiRequest r = parsed(field, chat);
+      REQUIRE(r.constraint.has_value());
+      CHECK(r.constraint->kind == Kind::kJsonSchema);
+      CHECK(r.constraint->text == schema);
+      CHECK(absl::StartsWith(field, absl::StrCat("\"", r.constraint_param, "\"")));
+    }
+    CHECK(parsed(R"("guided_regex": "a+")", chat).constraint->text == "a+");
+    CHECK(parsed(R"("structured_outputs": {"regex": "a+"})", chat).constraint->kind ==
+          Kind::kRegex);
+    CHECK(parsed(R"x("guided_choice": ["a.b", "(c|d)"])x", chat).constraint->text ==
+          "a\\.b|\\(c\\|d\\)");
+    CHECK(parsed(R"("response_format": {"type": "json_object"})", chat).constraint->kind ==
+          Kind::kJsonObject);
+    CHECK(!parsed(R"("response_format": {"type": "text"})", chat).constraint.has_value());
+    CHECK(!parsed(R"("structured_outputs": {"json_object": false})", chat).constraint.has_value());
+  }
+  const Refusal two = RefusalOf({{"prompt", "1"}, {"guided_regex", "a"}, {"guided_json", "{}"}});
+  CHECK(two.param == "guided_json");
+  CHECK(absl::StrContains(two.message, "guided_regex"));
+  CHECK(RefusalOf({{"prompt", "1"}, {"guided_grammar", "a"}}).param == "guided_grammar");
+}
 
 TEST_CASE("a completion's fields") {
   const Json body{{"model", "m"},
