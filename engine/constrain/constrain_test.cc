@@ -234,6 +234,28 @@ TEST_CASE("JSON schemas: what matches") {
   CHECK(!Matches(Compiled(AnyJsonObject()), "[1]"));
 }
 
+TEST_CASE("integers between bounds, each of them and no others") {
+  PhiloxStream random(testing::Seed());
+  for (int round = 0; round < 40; ++round) {
+    const auto bound = [&] { return static_cast<int64_t>(random.Below(2400)) - 1200; };
+    int64_t low = bound(), high = bound();
+    if (round % 4 == 0) high = low + static_cast<int64_t>(random.Below(3));
+    if (low > high) std::swap(low, high);
+    INFO(low << " to " << high);
+    const Automaton a =
+        Schema({{"type", "integer"}, {"minimum", low}, {"exclusiveMaximum", high + 1}});
+    for (int64_t i = -13000; i <= 13000; i += i > -1300 && i < 1300 ? 1 : 97) {
+      if (Matches(a, absl::StrCat(i)) != (i >= low && i <= high)) FAIL(i);
+    }
+    CHECK(!Matches(a, "01"));
+    CHECK(!Matches(a, "-0"));
+  }
+  const Automaton positive = Schema({{"type", "integer"}, {"minimum", 1}});
+  for (const char* good : {"1", "10", "9999999999999999"}) CHECK(Matches(positive, good));
+  for (const char* bad : {"0", "-1", "10000000000000000"}) CHECK(!Matches(positive, bad));
+  CHECK(Matches(Schema({{"type", {"integer", "null"}}, {"maximum", -5}}), "-6"));
+}
+
 TEST_CASE("random texts of a schema are JSON that obeys it") {
   PhiloxStream random(testing::Seed());
   const Automaton a = Schema(Json::parse(R"({
@@ -265,7 +287,12 @@ TEST_CASE("schemas that are refused, and where") {
   CHECK(absl::StrContains(SchemaError("{"), "JSON"));
   CHECK(absl::StrContains(SchemaError("3"), "#: "));
   CHECK(absl::StrContains(SchemaError(R"({"type": "strin"})"), "#/type"));
-  CHECK(absl::StrContains(SchemaError(R"({"type": "integer", "minimum": 1})"), "#/minimum"));
+  CHECK(absl::StrContains(SchemaError(R"({"type": "number", "minimum": 1})"), "#/minimum"));
+  for (const char* bad : {"0.5", "\"1\"", "99999999999999999999", "-10000000000000000", "1e3"}) {
+    CHECK(absl::StrContains(
+        SchemaError(absl::StrCat("{\"type\": \"integer\", \"maximum\": ", bad, "}")), "#/maximum"));
+  }
+  CHECK(!SchemaError(R"({"type": "integer", "minimum": 3, "exclusiveMaximum": 3})").empty());
   CHECK(absl::StrContains(SchemaError(R"({"type": "object", "properties": {"a": {"oneOf": []}}})"),
                           "#/properties/a/oneOf"));
   CHECK(absl::StrContains(SchemaError(R"({"type": "object", "required": ["x"]})"), "#/required"));

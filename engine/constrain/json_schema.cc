@@ -14,7 +14,9 @@ namespace stretto::engine {
 namespace {
 using Json = nlohmann::ordered_json;
 constexpr int32_t kMaxCount = 10'000;  // of items and characters
-constexpr int kMaxJsonDepth = 200;     // of the schema's own text
+constexpr int kMaxIntegerDigits = 16;
+constexpr int64_t kMaxInteger = 9'999'999'999'999'999;
+constexpr int kMaxJsonDepth = 200;  // of the schema's own text
 
 const std::set<std::string>& Annotations() {
   static const auto* names = new std::set<std::string>{
@@ -37,6 +39,51 @@ PatternPtr Boolean() { return Alternate({Literal("true"), Literal("false")}); }
 PatternPtr Integer() { return Known("-?(?:0|[1-9][0-9]{0,15})"); }
 PatternPtr Number() {
   return Known("-?(?:0|[1-9][0-9]{0,15})(?:\\.[0-9]{1,16})?(?:[eE][+-]?[0-9]{1,2})?");
+}
+// One digit of [first, last], or `count` of them.
+PatternPtr DigitOf(char first, char last, size_t count = 1) {
+  CharSet set;
+  set.Add(static_cast<char32_t>(first), static_cast<char32_t>(last));
+  return Repeat(Chars(std::move(set)), static_cast<int32_t>(count), static_cast<int32_t>(count));
+}
+// Numbers from `low` to `high`, two decimals of one length.
+PatternPtr DigitsBetween(absl::string_view low, absl::string_view high) {
+  if (low == std::string(low.size(), '0') && high == std::string(high.size(), '9')) {
+    return DigitOf('0', '9', low.size());
+  }
+  const size_t rest = low.size() - 1;
+  const auto from = [](char digit, PatternPtr more) {
+    return Concat({DigitOf(digit, digit), std::move(more)});
+  };
+  if (low[0] == high[0]) return from(low[0], DigitsBetween(low.substr(1), high.substr(1)));
+  std::vector<PatternPtr> parts{
+      from(low[0], DigitsBetween(low.substr(1), std::string(rest, '9'))),
+      from(high[0], DigitsBetween(std::string(rest, '0'), high.substr(1)))};
+  if (low[0] + 1 < high[0]) {
+    parts.push_back(Concat({DigitOf(static_cast<char>(low[0] + 1), static_cast<char>(high[0] - 1)),
+                            DigitOf('0', '9', rest)}));
+  }
+  return Alternate(std::move(parts));
+}
+// 0 <= low <= high.
+PatternPtr NaturalsBetween(int64_t low, int64_t high) {
+  std::vector<PatternPtr> parts;
+  for (std::string text = absl::StrCat(low); text.size() <= absl::StrCat(high).size();
+       text = "1" + std::string(text.size(), '0')) {
+    const std::string longest(text.size(), '9');
+    const bool is_last = text.size() == absl::StrCat(high).size();
+    parts.push_back(DigitsBetween(text, is_last ? absl::StrCat(high) : longest));
+  }
+  return Alternate(std::move(parts));
+}
+// low <= high.
+PatternPtr IntegersBetween(int64_t low, int64_t high) {
+  std::vector<PatternPtr> parts;
+  if (high >= 0) parts.push_back(NaturalsBetween(std::max<int64_t>(low, 0), high));
+  if (low < 0) {
+    parts.push_back(Concat({Literal("-"), NaturalsBetween(std::max<int64_t>(-high, 1), -low)}));
+  }
+  return Alternate(std::move(parts));
 }
 PatternPtr Quoted(PatternPtr inside) {
   return Concat({Literal("\""), std::move(inside), Literal("\"")});
@@ -201,7 +248,7 @@ class SchemaParser {
   }
 
   absl::StatusOr<PatternPtr> ParseUntyped(const Json& schema, const std::string& where, int depth) {
-    for (const char* type : {"object", "array", "string"}) {
+    for (const char* type : {"object", "array", "string", "integer"}) {
       for (const std::string& keyword : KeywordsOf(type)) {
         if (keyword != "type" && schema.contains(keyword)) {
           return Error(where, absl::StrCat("'", keyword, "' needs \"type\": \"", type, "\""));
@@ -217,11 +264,14 @@ class SchemaParser {
     if (type == "object") return {"type", "properties", "required", "additionalProperties"};
     if (type == "array") return {"type", "items", "minItems", "maxItems"};
     if (type == "string") return {"type", "minLength", "maxLength", "pattern", "format"};
+    if (type == "integer") {
+      return {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
+    }
     return {"type"};
   }
   static std::set<std::string> AllKeywords() {
     std::set<std::string> all;
-    for (const char* type : {"object", "array", "string"}) all.merge(KeywordsOf(type));
+    for (const char* type : {"object", "array", "string", "integer"}) all.merge(KeywordsOf(type));
     return all;
   }
 
@@ -230,12 +280,34 @@ class SchemaParser {
     RETURN_IF_ERROR(CheckKeywords(schema, where, KeywordsOf(type)));
     if (type == "null") return Null();
     if (type == "boolean") return Boolean();
-    if (type == "integer") return Integer();
+    if (type == "integer") return ParseInteger(schema, where);
     if (type == "number") return Number();
     if (type == "string") return ParseString(schema, where);
     if (type == "array") return ParseArray(schema, where, depth);
     if (type == "object") return ParseObject(schema, where, depth);
     return Error(Join(where, "type"), "unknown type");
+  }
+
+  absl::StatusOr<PatternPtr> ParseInteger(const Json& schema, const std::string& where) {
+    int64_t low = -kMaxInteger, high = kMaxInteger;
+    bool any = false;
+    for (const auto& [key, value] : schema.items()) {
+      if (key == "type" || Annotations().count(key)) continue;
+      any = true;
+      // Compared as numbers: an integer may be larger than any type has room for.
+      if (!value.is_number_integer() || value < -kMaxInteger || value > kMaxInteger) {
+        return Error(Join(where, key),
+                     absl::StrCat("expected an integer of at most ", kMaxIntegerDigits, " digits"));
+      }
+      const auto bound = value.get<int64_t>();
+      if (key == "minimum") low = std::max(low, bound);
+      if (key == "exclusiveMinimum") low = std::max(low, bound + 1);
+      if (key == "maximum") high = std::min(high, bound);
+      if (key == "exclusiveMaximum") high = std::min(high, bound - 1);
+    }
+    if (!any) return Integer();
+    if (low > high) return Error(where, "the minimum is above the maximum");
+    return IntegersBetween(low, high);
   }
 
   absl::StatusOr<PatternPtr> ParseString(const Json& schema, const std::string& where) {

@@ -2,10 +2,11 @@
 //
 // Read: type (one or a list of string, number, integer, boolean, null, object, array), enum, const,
 // anyOf, allOf (of one schema), properties, required, additionalProperties, items, minItems,
-// maxItems, minLength, maxLength, pattern, format (date, time, date-time, uuid), $ref into $defs or
-// definitions (not recursive). Annotations (title, description, default, examples, $schema, …)
-// change nothing. Anything else is InvalidArgument that names keyword and place: a keyword that
-// were passed over would promise what isn't kept.
+// maxItems, minLength, maxLength, minimum and maximum of integers (exclusive ones too), pattern,
+// format (date, time, date-time, uuid), $ref into $defs or definitions (not recursive). Annotations
+// (title, description, default, examples, $schema, …) change nothing. Anything else is
+// InvalidArgument that names keyword and place: a keyword that were passed over would promise what
+// isn't kept.
 //
 // What is written is narrower than what the schema allows, so it always validates:
 //  - properties stand in the order of the schema, each once; an object with `properties` has no
