@@ -69,6 +69,9 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(rollout, weight_dtype, OneOf({"bf16", "int8", "int4", "fp8"}),
           "How generators store matrices; `bf16`: as `model.dtype` says. Others need "
           "`schedule.numerics: fast` and an `algorithm.importance_cap`."),
+      KEY(rollout, kv_dtype, OneOf({"bf16", "int8", "fp8"}),
+          "How generators keep keys and values; `bf16`: as `model.dtype` says. Others hold about "
+          "twice the tokens in the same memory and need what other `weight_dtype`s need."),
 
       KEY(algorithm, name, OneOf({"grpo", "reinforce"}), "The objective."),
       KEY(algorithm, clip_low, AboveUpTo(0, 1), "Ratios below 1 − clip_low are clipped."),
@@ -141,6 +144,9 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(cluster, lease_ms, Between(20, 600000),
           "A member silent for so long loses its work to others."),
       KEY(cluster, kv_cache_mb, AtLeast(1), "A generator's budget for keys and values, MiB."),
+      KEY(cluster, kv_cache_share, FromBelow(0, 1),
+          "If positive, the budget instead: this share of the memory that a generator's machine or "
+          "control group grants it."),
       KEY(cluster, max_running, Between(1, 65536), "Sequences a generator decodes at once."),
       KEY(cluster, prefill_tokens, AtLeast(1), "Prompt tokens computed per engine step."),
       KEY(cluster, speculation, OneOf({"off", "ngram", "model"}),

@@ -45,6 +45,7 @@ struct RolloutSection {
   int64_t min_tokens = 0;
   std::vector<std::string> stop;
   std::string weight_dtype = "bf16";  // bf16 | int8 | int4 | fp8: how generators store matrices
+  std::string kv_dtype = "bf16";      // bf16 | int8 | fp8: how generators keep keys and values
 };
 
 // One verifier or service; a rollout's reward is the weighted sum.
@@ -123,6 +124,7 @@ struct ClusterSection {
   int64_t heartbeat_ms = 500;
   int64_t lease_ms = 5000;
   int64_t kv_cache_mb = 512;        // a generator's budget
+  double kv_cache_share = 0;        // if positive, instead: of the memory that it may use
   int64_t max_running = 128;        // sequences a generator decodes at once
   int64_t prefill_tokens = 1024;    // prompt tokens computed per engine step
   std::string speculation = "off";  // off | ngram | model: how generators guess tokens ahead

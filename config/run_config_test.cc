@@ -128,6 +128,17 @@ TEST_CASE("errors name file, line, key and what is expected") {
       {"rollout:\n  weight_dtype: fp8\nschedule:\n  numerics: fast\n",
        "run.yaml:8: rollout.weight_dtype: expected bf16 while algorithm.importance_cap is 0 "
        "(nothing would correct for the quantised weights), found 'fp8'"},
+      {"rollout:\n  kv_dtype: int4\n",
+       "run.yaml:8: rollout.kv_dtype: expected one of bf16, int8, fp8, found 'int4'"},
+      {"rollout:\n  kv_dtype: int8\n",
+       "run.yaml:8: rollout.kv_dtype: expected bf16 while schedule.numerics is exact (its "
+       "log-probs would not be the trainer's), found 'int8'"},
+      {"rollout:\n  kv_dtype: fp8\nschedule:\n  numerics: fast\n",
+       "run.yaml:8: rollout.kv_dtype: expected bf16 while algorithm.importance_cap is 0 "
+       "(nothing would correct for the quantised keys and values), found 'fp8'"},
+      {"cluster:\n  kv_cache_share: 1.0\n",
+       "run.yaml:8: cluster.kv_cache_share: expected a number of at least 0 and below 1, found "
+       "'1.0'"},
       {"rollout:\n  group_size: 1\n",
        "run.yaml:8: rollout.group_size: expected at least 2 for algorithm grpo, found 1"},
       {"rollout:\n  min_tokens: 300\n",
@@ -257,11 +268,14 @@ TEST_CASE("quantised weights are allowed where the trainer corrects for them") {
                 "data: {train: train.jsonl}\nrollout: {weight_dtype: int4}\n")
             .find("rollout.weight_dtype: expected bf16 while model.dtype is f32, found 'int4'") !=
         std::string::npos);
-  const auto c = f.Parse(absl::StrCat(kMinimal,
-                                      "rollout: {weight_dtype: int4}\nschedule: {numerics: fast}\n"
-                                      "algorithm: {importance_cap: 2}\n"));
+  const auto c =
+      f.Parse(absl::StrCat(kMinimal,
+                           "rollout: {weight_dtype: int4, kv_dtype: int8}\nschedule: {numerics: "
+                           "fast}\n"
+                           "algorithm: {importance_cap: 2}\n"));
   REQUIRE_OK(c);
   CHECK(c->rollout.weight_dtype == "int4");
+  CHECK(c->rollout.kv_dtype == "int8");
 }
 
 // docs/run-file.md holds the generated tables between two markers; STRETTO_UPDATE_DOCS=1 rewrites

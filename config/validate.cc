@@ -108,11 +108,12 @@ absl::Status CheckLengths(const RunConfig& c, const Origins& origins) {
   return absl::OkStatus();
 }
 
-// Quantised weights write tokens with other log-probs than the trainer's: it must know and correct.
-absl::Status CheckWeightDType(const RunConfig& c, const Origins& origins) {
-  if (c.rollout.weight_dtype == "bf16") return absl::OkStatus();
-  const std::string key = "rollout.weight_dtype",
-                    found = absl::StrCat("'", c.rollout.weight_dtype, "'");
+// Quantised weights, keys and values write tokens with other log-probs than the trainer's: it must
+// know and correct. `value` is that of `key`, `what` names what it quantises.
+absl::Status CheckQuantized(const RunConfig& c, const Origins& origins, const std::string& key,
+                            const std::string& value, const std::string& what) {
+  if (value == "bf16") return absl::OkStatus();
+  const std::string found = absl::StrCat("'", value, "'");
   if (c.model.dtype != "bf16") {
     return origins.Error(key, absl::StrCat("bf16 while model.dtype is ", c.model.dtype), found);
   }
@@ -124,8 +125,9 @@ absl::Status CheckWeightDType(const RunConfig& c, const Origins& origins) {
   }
   if (c.algorithm.importance_cap <= 0) {
     return origins.Error(key,
-                         "bf16 while algorithm.importance_cap is 0 (nothing would correct for "
-                         "the quantised weights)",
+                         absl::StrCat("bf16 while algorithm.importance_cap is 0 (nothing would "
+                                      "correct for the quantised ",
+                                      what, ")"),
                          found);
   }
   return absl::OkStatus();
@@ -163,7 +165,10 @@ absl::Status FinishAndCheck(RunConfig* c, const Origins& origins) {
   const auto dir = std::filesystem::absolute(c->run.dir, ec).lexically_normal();
   if (!ec) c->run.dir = dir.string();
   RETURN_IF_ERROR(CheckLengths(*c, origins));
-  RETURN_IF_ERROR(CheckWeightDType(*c, origins));
+  RETURN_IF_ERROR(
+      CheckQuantized(*c, origins, "rollout.weight_dtype", c->rollout.weight_dtype, "weights"));
+  RETURN_IF_ERROR(
+      CheckQuantized(*c, origins, "rollout.kv_dtype", c->rollout.kv_dtype, "keys and values"));
   RETURN_IF_ERROR(CheckRewards(c, origins));
   if (c->algorithm.name == "grpo" && c->rollout.group_size < 2) {
     return origins.Error("rollout.group_size", "at least 2 for algorithm grpo",

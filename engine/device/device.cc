@@ -10,8 +10,10 @@ std::string NumericProfile::ToString() const {
 }
 
 std::string NumericProfile::DTypeName() const {
-  if (weights == WeightFormat::kPlain) return std::string(Name(dtype));
-  return absl::StrCat(Name(dtype), "+", Name(weights));
+  std::string name(Name(dtype));
+  if (weights != WeightFormat::kPlain) absl::StrAppend(&name, "+", Name(weights));
+  if (kv != WeightFormat::kPlain) absl::StrAppend(&name, "+kv-", Name(kv));
+  return name;
 }
 
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options) {

@@ -46,9 +46,10 @@ struct NumericProfile {
   DType dtype = DType::kBF16;   // of weights and activations
   int k_leaves = 1;
   WeightFormat weights = WeightFormat::kPlain;
+  WeightFormat kv = WeightFormat::kPlain;  // of the KV cache
 
   std::string ToString() const;  // "cpu/fma/bf16/1"; with quantised weights "cpu/fma/bf16+int8/1"
-  // "bf16", or "bf16+int8".
+  // "bf16"; "bf16+int8" with quantised weights, "bf16+kv-fp8" with a quantised KV cache.
   std::string DTypeName() const;
   friend bool operator==(const NumericProfile&, const NumericProfile&) = default;
 };
@@ -81,6 +82,17 @@ class KvCache {
 struct KvCacheShape {
   int64_t num_layers = 0, num_blocks = 0, num_kv_heads = 0, head_dim = 0;
   DType dtype = DType::kBF16;
+  // kPlain: of `dtype`. kInt8 or kFp8: each token's keys and values of one head are quantised by
+  // themselves when they are written (quantize.h), with an f32 scale for each.
+  WeightFormat format = WeightFormat::kPlain;
+
+  // What one block takes, but for the padding that a device may add.
+  int64_t block_bytes() const {
+    const int64_t head_bytes = format == WeightFormat::kPlain
+                                   ? head_dim * static_cast<int64_t>(SizeOf(dtype))
+                                   : head_dim + static_cast<int64_t>(sizeof(float));
+    return 2 * num_layers * num_kv_heads * kBlockTokens * head_bytes;
+  }
 };
 
 struct AttentionShape {
@@ -241,7 +253,10 @@ class Device {
   // query and head: s_j = scale · (chain over c of q_c·k_jc); p_j = exp(s_j − max s); the sum of p
   // in the fixed order of a row over logical positions j; out = (chain over j of p_j·v_j) / sum.
   // Keys and values are rounded to the KV dtype (paged: of the cache; packed: of k and v
-  // themselves) so both forms give the same bits when those dtypes agree.
+  // themselves) so both forms give the same bits when those dtypes agree. In a quantised cache k_j
+  // and v_j are the stored values, with scales a_j and b_j of the token and head:
+  //   s_j = scale · (a_j · (chain over c of q_c·k_jc)),  out = (chain over j of (p_j·b_j)·v_j) /
+  //   sum.
   virtual absl::StatusOr<std::unique_ptr<KvCache>> AllocateKvCache(const KvCacheShape& shape) = 0;
   // Stores row t's keys and values [T, G*C] at slots[t] = block * kBlockTokens + offset; −1 skips.
   virtual void WriteKv(Stream& stream, KvCache& cache, int64_t layer, const Tensor& k,

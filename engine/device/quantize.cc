@@ -68,6 +68,13 @@ absl::StatusOr<WeightFormat> ParseWeightFormat(absl::string_view name) {
       absl::StrCat("weight dtype '", name, "': expected bf16, int8, int4 or fp8"));
 }
 
+absl::StatusOr<WeightFormat> ParseKvFormat(absl::string_view name) {
+  const absl::StatusOr<WeightFormat> format = ParseWeightFormat(name);
+  if (format.ok() && *format != WeightFormat::kInt4) return format;
+  return absl::InvalidArgumentError(
+      absl::StrCat("KV dtype '", name, "': expected bf16, int8 or fp8"));
+}
+
 float QuantizeInt8(const float* w, int64_t count, int8_t* q) {
   const uint32_t largest = LargestMagnitude(w, count);
   float scale = 0;

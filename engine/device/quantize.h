@@ -1,4 +1,5 @@
-// Quantised weights: what a row of W_NK becomes. Pure functions, the same bits on every machine, so
+// Quantised weights: what a row of W_NK becomes; and quantised keys and values, where a row is what
+// one token has in one head (int8 and fp8 only). Pure functions, the same bits on every machine, so
 // that backends agree on the stored values as they do on sums.
 //
 //   int8  w_nk ≈ scale_n · q_nk, q in [−127, 127], scale_n = max_k |w_nk| / 127
@@ -19,18 +20,23 @@
 #include "absl/strings/string_view.h"
 
 namespace stretto::engine {
-// How a packed weight matrix is stored.
+// How a packed weight matrix, or a KV cache, is stored.
 enum class WeightFormat : uint8_t { kPlain, kInt8, kInt4, kFp8 };  // kPlain: in its own dtype
 // "plain", "int8", "int4", "fp8".
 absl::string_view Name(WeightFormat format);
 // "bf16" (or "plain"), "int8", "int4", "fp8"; InvalidArgument names the choices.
 absl::StatusOr<WeightFormat> ParseWeightFormat(absl::string_view name);
+// The same for a KV cache, which can't be int4.
+absl::StatusOr<WeightFormat> ParseKvFormat(absl::string_view name);
 
 inline constexpr int64_t kInt4Group = 32;  // elements of k that share a scale
 
 // `count` elements to q; the scale is returned.
 float QuantizeInt8(const float* w, int64_t count, int8_t* q);
 float QuantizeFp8(const float* w, int64_t count, int8_t* q);
+inline float QuantizeKv(WeightFormat format, const float* row, int64_t count, int8_t* q) {
+  return format == WeightFormat::kInt8 ? QuantizeInt8(row, count, q) : QuantizeFp8(row, count, q);
+}
 // At most kInt4Group elements; the scale as bf16 bits.
 uint16_t QuantizeInt4Group(const float* w, int64_t count, int8_t* q);
 

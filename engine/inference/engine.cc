@@ -503,9 +503,7 @@ absl::Status ValidateOptions(const Transformer& model, const ServedWeights& weig
 
 int64_t KvBlocks(const Transformer& model, int64_t num_kv_blocks, int64_t kv_cache_bytes) {
   if (num_kv_blocks > 0) return num_kv_blocks;
-  const KvCacheShape shape = model.CacheShape(1);
-  return kv_cache_bytes / (2 * shape.num_layers * shape.num_kv_heads * shape.head_dim *
-                           kBlockTokens * static_cast<int64_t>(SizeOf(shape.dtype)));
+  return kv_cache_bytes / model.CacheShape(1).block_bytes();
 }
 
 absl::StatusOr<std::unique_ptr<InferenceEngine>> InferenceEngine::Create(const Transformer& model,

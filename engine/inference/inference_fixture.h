@@ -22,6 +22,7 @@ struct ModelShape {
   int64_t num_heads = 4, num_kv_heads = 2, head_dim = 8;
   int64_t max_context = 256;
   bool tie_word_embeddings = true;
+  WeightFormat kv_format = WeightFormat::kPlain;
 };
 
 struct Model {
@@ -86,7 +87,8 @@ inline Model MakeModel(const std::string& backend, int num_threads, DType dtype,
   config.head_dim = shape.head_dim;
   config.max_position_embeddings = shape.max_context;
   config.tie_word_embeddings = shape.tie_word_embeddings;
-  auto transformer = Transformer::Create(*model.device, config, {dtype, shape.max_context});
+  auto transformer =
+      Transformer::Create(*model.device, config, {dtype, shape.max_context, shape.kv_format});
   STRETTO_CHECK_MSG(transformer.ok(), ::stretto::testing::StatusText(transformer).c_str());
   model.transformer = std::move(*transformer);
   return model;

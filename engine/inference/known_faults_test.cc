@@ -242,6 +242,9 @@ TEST_CASE("known fault: stale keys and values after an update") {
     // What the one that ran on has left behind is of one version or is not found.
     Request longer = runs_on;
     longer.prompt_ids.insert(longer.prompt_ids.end(), results[2].ids.begin(), results[2].ids.end());
+    Request beginning = longer;  // up to where it was when the weights changed
+    beginning.prompt_ids.resize(70);
+    RunAlone(*engine, beginning);
     CHECK(RunAlone(*engine, longer).SameBits(Fresh(model, longer, 2)));
   }
 }

@@ -114,13 +114,16 @@ int CountDifferent(const Model& model, const std::vector<Case>& cases, PhiloxStr
 }
 
 void CheckSameBits(const std::string& backend, DType dtype, int num_cases, int num_rounds,
-                   bool speculate = false) {
+                   bool speculate = false, WeightFormat kv_format = WeightFormat::kPlain) {
   PhiloxStream random(::stretto::testing::Seed());
-  INFO("seed " << ::stretto::testing::Seed() << ", " << backend << ", " << Name(dtype));
-  const std::vector<Case> cases = MakeCases(MakeModel(backend, 1, dtype), random, num_cases);
+  INFO("seed " << ::stretto::testing::Seed() << ", " << backend << ", " << Name(dtype)
+               << ", keys and values " << Name(kv_format));
+  testing::ModelShape shape;
+  shape.kv_format = kv_format;
+  const std::vector<Case> cases = MakeCases(MakeModel(backend, 1, dtype, shape), random, num_cases);
   int64_t preempted = 0, cached = 0, accepted = 0, rejected = 0;
   for (const int num_threads : {1, 2, 4}) {
-    const Model model = MakeModel(backend, num_threads, dtype);
+    const Model model = MakeModel(backend, num_threads, dtype, shape);
     for (int round = 0; round < num_rounds; ++round) {
       INFO("threads " << num_threads << ", round " << round);
       EngineStats stats;
@@ -142,6 +145,55 @@ TEST_CASE("same bits in every situation, cpu, f32") { CheckSameBits("cpu", DType
 TEST_CASE("same bits in every situation, cpu, bf16") { CheckSameBits("cpu", DType::kBF16, 40, 8); }
 TEST_CASE("same bits in every situation, reference") {
   CheckSameBits("reference", DType::kF32, 20, 8);
+}
+
+TEST_CASE("same bits with quantised keys and values, speculated or not") {
+  CheckSameBits("cpu", DType::kBF16, 40, 6, /*speculate=*/false, WeightFormat::kInt8);
+  CheckSameBits("cpu", DType::kBF16, 40, 6, /*speculate=*/true, WeightFormat::kFp8);
+  CheckSameBits("reference", DType::kF32, 20, 8, /*speculate=*/true, WeightFormat::kInt8);
+}
+TEST_CASE("quantised keys and values write other bits, not far from those") {
+  PhiloxStream random(::stretto::testing::Seed());
+  INFO("seed " << ::stretto::testing::Seed());
+  const Model plain = MakeModel("cpu", 1, DType::kBF16);
+  const Case c = MakeCases(plain, random, 1)[0];
+  EngineOptions options;
+  options.kv_cache_bytes = 1 << 20;
+  const int64_t plain_blocks = plain.Engine(options)->stats().blocks_total;
+  for (const WeightFormat format : {WeightFormat::kInt8, WeightFormat::kFp8}) {
+    testing::ModelShape shape;
+    shape.kv_format = format;
+    const Model model = MakeModel("cpu", 1, DType::kBF16, shape);
+    const auto engine = model.Engine(options);
+    // Heads of 8: 16 bytes of bf16 against 8 and a scale.
+    CHECK(engine->stats().blocks_total == plain_blocks * 16 / 12);
+    Request forced = c.request;  // the same text, so that log-probs can be compared
+    forced.sampling.temperature = 0;
+    forced.sampling.max_tokens = 1;
+    forced.sampling.min_tokens = 0;
+    forced.prompt_logprobs = true;
+    forced.prompt_ids.resize(60, 9);
+    double total = 0, largest = 0;
+    std::vector<float> logprobs[2];
+    for (int i = 0; i < 2; ++i) {
+      const auto e = (i == 0 ? plain : model).Engine(options);
+      REQUIRE_OK(e->Submit(forced));
+      while (e->HasWork()) {
+        for (const Event& event : e->Step()) {
+          for (const PromptLogprob& p : event.prompt_logprobs) logprobs[i].push_back(p.logprob);
+        }
+      }
+    }
+    REQUIRE(logprobs[0].size() == 59);
+    for (size_t t = 0; t < logprobs[0].size(); ++t) {
+      const double gap = std::abs(logprobs[0][t] - logprobs[1][t]);
+      total += gap;
+      largest = std::max(largest, gap);
+    }
+    INFO(Name(format) << ": log-prob gap " << total / 59 << " in the mean, at most " << largest);
+    CHECK(total > 0);
+    CHECK(total / 59 < 0.1);
+  }
 }
 
 TEST_CASE("same bits speculated or not, cpu, f32") {

@@ -72,7 +72,8 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(
 }
 
 KvCacheShape Transformer::CacheShape(int64_t num_blocks) const {
-  return {config_.num_layers, num_blocks, config_.num_kv_heads, config_.head_dim, options_.dtype};
+  return {config_.num_layers, num_blocks,     config_.num_kv_heads,
+          config_.head_dim,   options_.dtype, options_.kv_format};
 }
 
 AttentionShape Transformer::attention_shape() const {

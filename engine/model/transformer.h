@@ -25,6 +25,9 @@ struct TransformerOptions {
   // sequence of exactly this length, so that a token stays a function of its prefix alone: all
   // members of a run must be given the same number.
   int64_t max_sequence_length = 0;
+  // kInt8 or kFp8: the paged face keeps keys and values quantised. Its log-probs are then not those
+  // of training.
+  WeightFormat kv_format = WeightFormat::kPlain;
 };
 
 // Rows of any number of sequences, host arrays that are read before ForwardPaged returns. Rows of

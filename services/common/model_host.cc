@@ -39,6 +39,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions&
   auto host = std::make_unique<ModelHost>();
   ASSIGN_OR_RETURN(host->dtype, ParseDType(options.dtype));
   ASSIGN_OR_RETURN(host->weight_format, engine::ParseWeightFormat(options.weight_dtype));
+  ASSIGN_OR_RETURN(const engine::WeightFormat kv_format, engine::ParseKvFormat(options.kv_dtype));
   ASSIGN_OR_RETURN(host->files, engine::OpenModel(options.path));
   RETURN_IF_ERROR(engine::CheckShapes(host->files.config, *host->files.tensors));
   ASSIGN_OR_RETURN(host->prompts, engine::PromptEncoder::Open(host->files, options.prompts));
@@ -46,6 +47,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions&
                                      {.backend = options.backend, .num_threads = options.threads}));
   engine::TransformerOptions transformer;
   transformer.dtype = host->dtype;
+  transformer.kv_format = kv_format;
   transformer.max_sequence_length =
       options.max_sequence_length > 0
           ? options.max_sequence_length
@@ -54,6 +56,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions&
                    engine::Transformer::Create(*host->device, host->files.config, transformer));
   engine::NumericProfile profile = host->device->Profile(host->dtype);
   profile.weights = host->weight_format;
+  profile.kv = kv_format;
   host->profile = ToProto(profile);
   return host;
 }

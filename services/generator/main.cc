@@ -8,6 +8,7 @@
 #include "CLI/Formatter.hpp"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/machine.h"
 #include "base/status.h"
 #include "engine/constrain/constraint.h"
 #include "engine/text/stream_decoder.h"
@@ -39,6 +40,18 @@ absl::StatusOr<engine::SwapPolicy> ParseSwapPolicy(const std::string& name) {
       absl::StrCat("schedule.weight_update '", name, "': expected finish, recompute or keep"));
 }
 
+absl::StatusOr<int64_t> KvCacheBytes(const ClusterSection& cluster) {
+  if (cluster.kv_cache_share <= 0) return cluster.kv_cache_mb << 20;
+  const absl::StatusOr<int64_t> usable = UsableMemoryBytes(Files::Real());
+  if (!usable.ok()) {
+    return Annotate(usable.status(), "cluster.kv_cache_share (set kv_cache_mb instead)");
+  }
+  const auto bytes = static_cast<int64_t>(cluster.kv_cache_share * static_cast<double>(*usable));
+  LogInfo("keys and values have ", bytes >> 20, " MiB of the ", *usable >> 20,
+          " MiB that this process may use");
+  return bytes;
+}
+
 class GeneratorProgram final : public Service {
  public:
   std::string kind() const override { return "generator"; }
@@ -50,6 +63,9 @@ class GeneratorProgram final : public Service {
         "--weight-dtype", weight_dtype_,
         "matrices as bf16 (as the model has them), int8, int4 or fp8; with --run it wins "
         "over rollout.weight_dtype");
+    app.add_option("--kv-dtype", kv_dtype_,
+                   "keys and values as bf16 (as the model's), int8 or fp8; with --run it wins over "
+                   "rollout.kv_dtype");
     app.add_option("--backend", model_.backend, "with --model: cpu or reference");
     app.add_option("--chat-format", model_.prompts.chat_format,
                    "with --model: auto, chatml, llama3 or none");
@@ -57,6 +73,9 @@ class GeneratorProgram final : public Service {
                    "with --model: prompt and completion");
     app.add_option("--kv-cache-mb", cluster_.kv_cache_mb,
                    "with --model: memory for keys and values");
+    app.add_option("--kv-cache-share", cluster_.kv_cache_share,
+                   "with --model: the same as a share of the memory that this process may use")
+        ->check(CLI::Range(0.0, 0.99));
     app.add_option("--http-port", http_port_,
                    "port of the OpenAI-compatible API and of /metrics; 0: a free one, -1: none "
                    "(default)")
@@ -80,7 +99,7 @@ class GeneratorProgram final : public Service {
     ASSIGN_OR_RETURN(host_, OpenModelHost(model_));
     ASSIGN_OR_RETURN(policy_, PolicyHolder::Create(host_.get(), FetchWeights));
     engine::EngineOptions options;
-    options.kv_cache_bytes = cluster_.kv_cache_mb << 20;
+    ASSIGN_OR_RETURN(options.kv_cache_bytes, KvCacheBytes(cluster_));
     options.max_running = static_cast<int32_t>(cluster_.max_running);
     options.max_tokens_per_step =
         static_cast<int32_t>(std::max(cluster_.prefill_tokens, cluster_.max_running));
@@ -161,6 +180,7 @@ class GeneratorProgram final : public Service {
     if (!context.run.has_value()) {
       model_.threads = context.flags.threads;
       if (!weight_dtype_.empty()) model_.weight_dtype = weight_dtype_;
+      if (!kv_dtype_.empty()) model_.kv_dtype = kv_dtype_;
       return absl::OkStatus();
     }
     const RunConfig& run = *context.run;
@@ -169,19 +189,21 @@ class GeneratorProgram final : public Service {
         context.flags.threads > 0 ? context.flags.threads : run.cluster.generator_threads;
     model_ = OptionsOfRun(run, static_cast<int>(threads));
     model_.weight_dtype = weight_dtype_.empty() ? run.rollout.weight_dtype : weight_dtype_;
-    if (model_.weight_dtype != "bf16" && run.schedule.numerics == "exact") {
-      return absl::InvalidArgumentError(absl::StrCat("schedule.numerics is exact, but ",
-                                                     model_.weight_dtype,
-                                                     " weights don't give the trainer's log-probs: "
-                                                     "set it to fast and algorithm.importance_cap "
-                                                     "above 0, which corrects for the difference"));
+    model_.kv_dtype = kv_dtype_.empty() ? run.rollout.kv_dtype : kv_dtype_;
+    for (const auto& [dtype, what] : {std::pair(model_.weight_dtype, " weights"),
+                                      std::pair(model_.kv_dtype, " keys and values")}) {
+      if (dtype == "bf16" || run.schedule.numerics != "exact") continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("schedule.numerics is exact, but ", dtype, what,
+                       " don't give the trainer's log-probs: set it to fast and "
+                       "algorithm.importance_cap above 0, which corrects for the difference"));
     }
     ASSIGN_OR_RETURN(swap_policy_, ParseSwapPolicy(run.schedule.weight_update));
     return absl::OkStatus();
   }
 
   ModelHostOptions model_;
-  std::string weight_dtype_;  // the flag
+  std::string weight_dtype_, kv_dtype_;  // the flags
   ClusterSection cluster_;
   engine::SwapPolicy swap_policy_ = engine::SwapPolicy::kFinish;
   std::unique_ptr<ModelHost> host_;

@@ -22,6 +22,28 @@ void ScatterToken(const KvBlocks& kv, T* block, int64_t token, const uint8_t* sl
   }
 }
 
+// A token's keys or values of one head as bytes, from f32; returns their scale.
+float QuantizeHead(const KvBlocks& kv, const float* row, int8_t* q) {
+  return QuantizeKv(kv.format, row, kv.head_dim, q);
+}
+
+// k and v are f32 rows, q has room for one head.
+void ScatterQuantized(const KvBlocks& kv, int64_t first, int64_t token, const float* k,
+                      const float* v, int8_t* q) {
+  const int64_t c_size = kv.head_dim, padded = kv.padded_head_dim();
+  for (int64_t g = 0; g < kv.num_kv_heads; ++g) {
+    kv.ScalesAt(first + kv.KeyScaleOffset(g))[token] = QuantizeHead(kv, k + g * c_size, q);
+    char* keys = kv.At(first + kv.KeyOffset(g));
+    for (int64_t c = 0; c < c_size; ++c) keys[c * kPanel + token] = static_cast<char>(q[c]);
+    kv.ScalesAt(first + kv.ValueScaleOffset(g))[token] = QuantizeHead(kv, v + g * c_size, q);
+    std::fill(q + c_size, q + padded, int8_t{0});
+    for (int64_t c = 0; c < padded; c += kPanel) {
+      std::copy_n(q + c, kPanel,
+                  kv.At(first + kv.ValueOffset(g) + c * kBlockTokens + token * kPanel));
+    }
+  }
+}
+
 constexpr uint8_t kInOrder[kPanel] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 constexpr int64_t kQueriesAtOnce = 24;  // (row, head) pairs that share one pass over keys
 
@@ -61,6 +83,7 @@ class Piece {
       sums_[i] = kernels_.softmax->attention_softmax(scores_ + i * padded_context_, Begin(row),
                                                      End(row), shape_.scale);
     }
+    if (kv_.quantized()) ApplyValueScales();
     Outputs();
     const int64_t padded = kv_.padded_head_dim();
     for (int64_t i = 0; i < queries_; ++i) {
@@ -88,7 +111,7 @@ class Piece {
 
   void Scores() {
     for (int64_t b = Begin(0) / kBlockTokens; b < padded_context_ / kBlockTokens; ++b) {
-      const Sink keys = kv_.At(offsets_[b] + kv_.KeyOffset(g_));
+      const char* keys = kv_.At(offsets_[b] + kv_.KeyOffset(g_));
       PrefetchForBlock(b);
       ForTiles(0, queries_, [&](int64_t query, int64_t count) {
         Tile t;
@@ -96,22 +119,36 @@ class Piece {
         t.a = q_ + query * shape_.head_dim;
         t.a_stride = shape_.head_dim;
         t.k = shape_.head_dim;
-        t.panels = Source{keys.data, keys.bf16};
+        t.panels = Source{keys, kv_.bf16};
         t.c = scores_ + query * padded_context_ + b * kBlockTokens;
         t.c_stride = padded_context_;
-        kernels_.gemm->tile(t);
+        if (!kv_.quantized()) return kernels_.gemm->tile(t);
+        kernels_.quant->tile(t, kv_.format);
+        const float* scales = kv_.ScalesAt(offsets_[b] + kv_.KeyScaleOffset(g_));
+        for (int64_t i = 0; i < count; ++i) {
+          for (int64_t j = 0; j < kBlockTokens; ++j) t.c[i * padded_context_ + j] *= scales[j];
+        }
       });
+    }
+  }
+
+  // Each weight p_j of a query times the scale of the values that it will meet.
+  void ApplyValueScales() {
+    for (int64_t b = Begin(0) / kBlockTokens; b < padded_context_ / kBlockTokens; ++b) {
+      const float* scales = kv_.ScalesAt(offsets_[b] + kv_.ValueScaleOffset(g_));
+      for (int64_t i = 0; i < queries_; ++i) {
+        float* p = scores_ + i * padded_context_ + b * kBlockTokens;
+        for (int64_t j = 0; j < kBlockTokens; ++j) p[j] *= scales[j];
+      }
     }
   }
 
   // Blocks lie anywhere in memory: asks for the keys of the block after next, and for the values of
   // this one, which are needed when all scores are known.
   void PrefetchForBlock(int64_t b) const {
-    const int64_t element = kv_.bf16 ? 2 : 4;
-    const auto fetch = [](const Sink& from, int64_t bytes) {
-      for (int64_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(static_cast<const char*>(from.data) + i, 0, 2);
-      }
+    const int64_t element = kv_.element_bytes();
+    const auto fetch = [](const char* from, int64_t bytes) {
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
     };
     fetch(kv_.At(offsets_[b] + kv_.ValueOffset(g_)),
           kv_.padded_head_dim() * kBlockTokens * element);
@@ -130,14 +167,18 @@ class Piece {
       const int64_t num_blocks = whole ? (end - begin) / kBlockTokens : 1;
       const int64_t num_tokens = whole ? kBlockTokens : std::min(end - begin, kBlockTokens - token);
       ForTiles(query, count, [&](int64_t first, int64_t rows) {
+        if (kv_.quantized()) {
+          ExtendQuantized(first, rows, begin, num_tokens, num_blocks);
+          return;
+        }
         for (int64_t c = 0; c < padded; c += kPanel) {
           Tile t;
           t.rows = static_cast<int>(rows);
           t.a = scores_ + first * padded_context_ + begin;
           t.a_stride = padded_context_;
           t.k = num_tokens;
-          const Sink values = kv_.At(kv_.ValueOffset(g_) + (c * kBlockTokens) + token * kPanel);
-          t.panels = Source{values.data, values.bf16};
+          t.panels =
+              Source{kv_.At(kv_.ValueOffset(g_) + (c * kBlockTokens) + token * kPanel), kv_.bf16};
           t.c = acc_ + first * padded + c;
           t.c_stride = padded;
           t.load_c = true;
@@ -145,6 +186,28 @@ class Piece {
         }
       });
       begin += num_blocks * num_tokens;
+    }
+  }
+
+  // One tile's part of Extend: the panels of bytes have no block_tile of their own.
+  void ExtendQuantized(int64_t query, int64_t rows, int64_t begin, int64_t num_tokens,
+                       int64_t num_blocks) {
+    const int64_t padded = kv_.padded_head_dim();
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      const int64_t at = begin + b * kBlockTokens;
+      Tile t;
+      t.rows = static_cast<int>(rows);
+      t.a = scores_ + query * padded_context_ + at;
+      t.a_stride = padded_context_;
+      t.k = num_tokens;
+      t.panels.data =
+          kv_.At(offsets_[at / kBlockTokens] + kv_.ValueOffset(g_) + at % kBlockTokens * kPanel);
+      t.panel_stride = kBlockTokens * kPanel;
+      t.num_panels = padded / kPanel;
+      t.c = acc_ + query * padded;
+      t.c_stride = padded;
+      t.load_c = true;
+      kernels_.quant->tile(t, kv_.format);
     }
   }
 
@@ -224,18 +287,24 @@ PackedBlocks PlanBlocks(const SegmentTable& table) {
 void WriteKvRows(const Kernels& kernels, ThreadPool& pool, const KvBlocks& kv, const Tensor& k,
                  const Tensor& v, const std::vector<KvWrite>& writes) {
   const int64_t width = kv.num_kv_heads * kv.head_dim;
-  const size_t element = kv.bf16 ? 2 : 4;
+  const size_t element = kv.bf16 ? 2 : 4;  // of the rows below; quantised from f32
   pool.ParallelRanges(static_cast<int64_t>(writes.size()), 8, [&](int64_t begin, int64_t end) {
-    char* rows = static_cast<char*>(
-        ThreadScratch(ScratchUse::kMore, 2 * static_cast<size_t>(width) * element));
+    char* rows = static_cast<char*>(ThreadScratch(
+        ScratchUse::kMore,
+        2 * static_cast<size_t>(width) * element + static_cast<size_t>(kv.padded_head_dim())));
     const Sink k_row{rows, kv.bf16}, v_row = k_row + width;
     for (int64_t i = begin; i < end; ++i) {
       const KvWrite& w = writes[i];
       kernels.row->convert(k_row, RowOf(k, w.row), width);
       kernels.row->convert(v_row, RowOf(v, w.row), width);
-      void* block = kv.At(w.slot / kBlockTokens * kv.block_elements()).data;
+      const int64_t first = w.slot / kBlockTokens * kv.block_elements();
+      void* block = kv.At(first);
       const int64_t token = w.slot % kBlockTokens;
-      if (kv.bf16) {
+      if (kv.quantized()) {
+        ScatterQuantized(kv, first, token, static_cast<const float*>(k_row.data),
+                         static_cast<const float*>(v_row.data),
+                         reinterpret_cast<int8_t*>(rows + 2 * width * sizeof(float)));
+      } else if (kv.bf16) {
         ScatterToken(kv, static_cast<uint16_t*>(block), token, kernels.gemm->bf16_slot,
                      static_cast<const uint16_t*>(k_row.data),
                      static_cast<const uint16_t*>(v_row.data));

@@ -15,11 +15,17 @@
 #include "engine/device/device.h"
 
 namespace stretto::engine::cpu {
-// One layer's blocks.
+// One layer's blocks: keys of each head as a panel [C][16 tokens], then values of each head as
+// panels [16 tokens][16] of C padded to 16; where quantised, single bytes, and behind them the
+// scales [16 tokens] f32 of each head's keys, then of each head's values.
 struct KvBlocks {
   void* data = nullptr;
   bool bf16 = false;
+  WeightFormat format = WeightFormat::kPlain;  // kInt8 or kFp8: an element is a byte
   int64_t num_kv_heads = 0, head_dim = 0;
+
+  bool quantized() const { return format != WeightFormat::kPlain; }
+  int64_t element_bytes() const { return quantized() ? 1 : (bf16 ? 2 : 4); }
 
   int64_t padded_head_dim() const { return (head_dim + kPanel - 1) / kPanel * kPanel; }
   // In elements, from the start of a block.
@@ -27,11 +33,19 @@ struct KvBlocks {
   int64_t ValueOffset(int64_t g) const {
     return (num_kv_heads * head_dim + g * padded_head_dim()) * kBlockTokens;
   }
-  int64_t block_elements() const {
-    return num_kv_heads * (head_dim + padded_head_dim()) * kBlockTokens;
+  int64_t KeyScaleOffset(int64_t g) const {
+    return (num_kv_heads * (head_dim + padded_head_dim()) + g * kScaleBytes) * kBlockTokens;
   }
-  size_t block_bytes() const { return static_cast<size_t>(block_elements()) * (bf16 ? 2 : 4); }
-  Sink At(int64_t element) const { return Sink{data, bf16} + element; }
+  int64_t ValueScaleOffset(int64_t g) const { return KeyScaleOffset(num_kv_heads + g); }
+  int64_t block_elements() const {
+    return quantized() ? KeyScaleOffset(2 * num_kv_heads) : ValueOffset(num_kv_heads);
+  }
+  size_t block_bytes() const { return static_cast<size_t>(block_elements() * element_bytes()); }
+  char* At(int64_t element) const { return static_cast<char*>(data) + element * element_bytes(); }
+  float* ScalesAt(int64_t element) const { return reinterpret_cast<float*>(At(element)); }
+
+ private:
+  static constexpr int64_t kScaleBytes = sizeof(float);
 };
 
 // Row t of k and v [T, G*C] goes to token slot % 16 of block slot / 16.

@@ -71,7 +71,8 @@ class CpuKvCache : public KvCache {
 
   static KvBlocks Geometry(const KvCacheShape& shape) {
     KvBlocks kv;
-    kv.bf16 = shape.dtype == DType::kBF16;
+    kv.format = shape.format;
+    kv.bf16 = shape.dtype == DType::kBF16 && !kv.quantized();
     kv.num_kv_heads = shape.num_kv_heads;
     kv.head_dim = shape.head_dim;
     return kv;
@@ -287,6 +288,7 @@ class CpuDevice final : public Device {
     STRETTO_CHECK(shape.num_layers > 0 && shape.num_blocks > 0 && shape.num_kv_heads > 0);
     STRETTO_CHECK(shape.head_dim > 0);
     STRETTO_CHECK(shape.dtype == DType::kF32 || shape.dtype == DType::kBF16);
+    STRETTO_CHECK(shape.format != WeightFormat::kInt4);
     const size_t bytes = static_cast<size_t>(shape.num_layers * shape.num_blocks) *
                          CpuKvCache::Geometry(shape).block_bytes();
     auto buffer = Allocate(bytes);
@@ -316,8 +318,8 @@ class CpuDevice final : public Device {
       for (size_t i = 0; i < from.size(); ++i) {
         STRETTO_CHECK(from[i] >= 0 && from[i] < cache.num_blocks());
         STRETTO_CHECK(to[i] >= 0 && to[i] < cache.num_blocks());
-        std::memmove(kv.At(to[i] * kv.block_elements()).data,
-                     kv.At(from[i] * kv.block_elements()).data, kv.block_bytes());
+        std::memmove(kv.At(to[i] * kv.block_elements()), kv.At(from[i] * kv.block_elements()),
+                     kv.block_bytes());
       }
     }
   }

@@ -10,6 +10,8 @@ namespace {
 struct KeyValue {
   const float* k;  // [G*C] of one position
   const float* v;
+  const float* k_scale = nullptr;  // [G] of a quantised cache
+  const float* v_scale = nullptr;
 };
 using Lookup = std::function<KeyValue(int64_t position)>;
 
@@ -23,13 +25,16 @@ struct Weights {
 Weights SoftmaxWeights(const Chain& chain, const AttentionShape& shape, const float* q,
                        int64_t kv_offset, int64_t context, const Lookup& lookup) {
   Weights w;
+  const int64_t g = kv_offset / shape.head_dim;
   if (shape.sliding_window > 0) w.first = std::max<int64_t>(0, context - shape.sliding_window);
   const int64_t count = context - w.first;
   w.p.resize(count);
   for (int64_t j = 0; j < count; ++j) {
-    const float* k = lookup(w.first + j).k + kv_offset;
+    const KeyValue kv = lookup(w.first + j);
+    const float* k = kv.k + kv_offset;
     float dot = 0;
     for (int64_t c = 0; c < shape.head_dim; ++c) dot = chain(q[c], k[c], dot);
+    if (kv.k_scale != nullptr) dot *= kv.k_scale[g];
     w.p[j] = shape.scale * dot;
   }
   const float max = *std::max_element(w.p.begin(), w.p.end());
@@ -47,8 +52,10 @@ Row AttendRow(const Chain& chain, const AttentionShape& shape, const Row& q, int
     const Weights w = SoftmaxWeights(chain, shape, &q[h * C], kv_offset, context, lookup);
     float* o = &out[h * C];
     for (int64_t j = 0; j < static_cast<int64_t>(w.p.size()); ++j) {
-      const float* v = lookup(w.first + j).v + kv_offset;
-      for (int64_t c = 0; c < C; ++c) o[c] = chain(w.p[j], v[c], o[c]);
+      const KeyValue kv = lookup(w.first + j);
+      const float* v = kv.v + kv_offset;
+      const float p = kv.v_scale == nullptr ? w.p[j] : w.p[j] * kv.v_scale[kv_offset / C];
+      for (int64_t c = 0; c < C; ++c) o[c] = chain(p, v[c], o[c]);
     }
     for (int64_t c = 0; c < C; ++c) o[c] /= w.sum;
   }
@@ -89,7 +96,12 @@ void PagedForward(const Chain& chain, const ReferenceKvCache& cache, const Paged
     const Lookup lookup = [&](int64_t j) {
       const int64_t slot = int64_t{table[j / kBlockTokens]} * kBlockTokens + j % kBlockTokens;
       const int64_t offset = cache.Offset(args.layer, slot);
-      return KeyValue{&cache.k()[offset], &cache.v()[offset]};
+      KeyValue kv{&cache.k()[offset], &cache.v()[offset]};
+      if (cache.shape().format != WeightFormat::kPlain) {
+        kv.k_scale = &cache.k_scale()[offset / args.shape.head_dim];
+        kv.v_scale = &cache.v_scale()[offset / args.shape.head_dim];
+      }
+      return kv;
     };
     StoreRow(args.out, t, AttendRow(chain, args.shape, LoadRow(args.q, t), context_T[t], lookup));
   }

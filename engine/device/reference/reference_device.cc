@@ -51,6 +51,19 @@ void ReferenceWeight::AddRow(const float* w) {
   }
 }
 
+// One token's keys or values, all heads, as a quantised cache has them.
+void StoreQuantized(const KvCacheShape& shape, const Row& row, float* values, float* scales) {
+  std::vector<int8_t> q(static_cast<size_t>(shape.head_dim));
+  for (int64_t g = 0; g < shape.num_kv_heads; ++g) {
+    const int64_t begin = g * shape.head_dim;
+    scales[g] = QuantizeKv(shape.format, &row[begin], shape.head_dim, q.data());
+    for (int64_t c = 0; c < shape.head_dim; ++c) {
+      values[begin + c] =
+          shape.format == WeightFormat::kInt8 ? static_cast<float>(q[c]) : Fp8ToF32(q[c]);
+    }
+  }
+}
+
 class ReferenceDevice final : public Device {
  public:
   explicit ReferenceDevice(const DeviceOptions& options) : chain_{options.allow_fma} {}
@@ -311,6 +324,11 @@ class ReferenceDevice final : public Device {
       if (slots[t] < 0) continue;
       const Row k_row = LoadRow(k, t), v_row = LoadRow(v, t);
       const int64_t offset = kv.Offset(layer, slots[t]);
+      if (kv.shape().format != WeightFormat::kPlain) {
+        StoreQuantized(kv.shape(), k_row, &kv.k()[offset], &kv.k_scale()[offset / kv.head_dim()]);
+        StoreQuantized(kv.shape(), v_row, &kv.v()[offset], &kv.v_scale()[offset / kv.head_dim()]);
+        continue;
+      }
       for (int64_t i = 0; i < k.cols; ++i) {
         kv.k()[offset + i] = Round(k_row[i], kv.shape().dtype);
         kv.v()[offset + i] = Round(v_row[i], kv.shape().dtype);
@@ -322,9 +340,9 @@ class ReferenceDevice final : public Device {
     auto& kv = static_cast<ReferenceKvCache&>(cache);
     STRETTO_CHECK(from.size() == to.size());
     for (size_t i = 0; i < from.size(); ++i) {
-      for (Row* values : {&kv.k(), &kv.v()}) {
-        std::copy_n(values->begin() + from[i] * kv.block_size(), kv.block_size(),
-                    values->begin() + to[i] * kv.block_size());
+      for (Row* values : {&kv.k(), &kv.v(), &kv.k_scale(), &kv.v_scale()}) {
+        const auto size = static_cast<int64_t>(values->size()) / kv.num_blocks();
+        std::copy_n(values->begin() + from[i] * size, size, values->begin() + to[i] * size);
       }
     }
   }

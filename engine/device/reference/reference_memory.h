@@ -99,11 +99,18 @@ class ReferenceKvCache final : public KvCache {
   explicit ReferenceKvCache(const KvCacheShape& shape)
       : shape_(shape),
         k_(shape.num_blocks * block_size(), NAN),
-        v_(shape.num_blocks * block_size(), NAN) {}
+        v_(shape.num_blocks * block_size(), NAN) {
+    if (shape.format == WeightFormat::kPlain) return;
+    k_scale_.resize(k_.size() / static_cast<size_t>(shape.head_dim), NAN);
+    v_scale_ = k_scale_;
+  }
   int64_t num_blocks() const override { return shape_.num_blocks; }
-  size_t bytes() const override { return (k_.size() + v_.size()) * sizeof(float); }
+  size_t bytes() const override {
+    return (k_.size() + v_.size() + k_scale_.size() + v_scale_.size()) * sizeof(float);
+  }
   const KvCacheShape& shape() const { return shape_; }
   int64_t block_size() const { return shape_.num_layers * kBlockTokens * token_size(); }
+  int64_t head_dim() const { return shape_.head_dim; }
   int64_t token_size() const { return shape_.num_kv_heads * shape_.head_dim; }
   // Offset of a token's keys (or values) of one layer.
   int64_t Offset(int64_t layer, int64_t slot) const {
@@ -111,14 +118,21 @@ class ReferenceKvCache final : public KvCache {
     STRETTO_CHECK(block >= 0 && block < shape_.num_blocks && layer < shape_.num_layers);
     return block * block_size() + (layer * kBlockTokens + in_block) * token_size();
   }
+  // Keys (or values) of one token from Offset(…) on, all heads, where a quantised cache has the
+  // stored values; and its scales from Offset(…) / head_dim on, one for each head.
   Row& k() { return k_; }
   Row& v() { return v_; }
+  Row& k_scale() { return k_scale_; }
+  Row& v_scale() { return v_scale_; }
   const Row& k() const { return k_; }
   const Row& v() const { return v_; }
+  const Row& k_scale() const { return k_scale_; }
+  const Row& v_scale() const { return v_scale_; }
 
  private:
   KvCacheShape shape_;
   Row k_, v_;
+  Row k_scale_, v_scale_;  // empty unless quantised
 };
 
 // The bodies of the larger operations, in files of their own.
