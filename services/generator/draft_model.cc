@@ -7,10 +7,27 @@
 
 namespace stretto::services {
 namespace {
+// Guesses are token ids: they mean something to the policy only if they are the same tokens there.
+absl::Status CheckSameTokenizer(const engine::Tokenizer& policy, const engine::Tokenizer& draft) {
+  const int32_t size = std::max(policy.vocab_size(), draft.vocab_size());
+  for (int32_t id = 0; id < size; ++id) {
+    if (policy.TokenText(id) == draft.TokenText(id) &&
+        policy.IsSpecial(id) == draft.IsSpecial(id)) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it has another tokenizer than the policy: token ", id, " is '", draft.TokenText(id),
+        "' there and '", policy.TokenText(id), "' here; use a draft model of the same family"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status OpenDraftModel(const ModelHost& host, const std::string& path,
                             Speculation* speculation) {
   ASSIGN_OR_RETURN(const engine::ModelFiles files, engine::OpenModel(path));
   RETURN_IF_ERROR(engine::CheckShapes(files.config, *files.tensors));
+  ASSIGN_OR_RETURN(const auto tokenizer, engine::OpenTokenizer(files));
+  RETURN_IF_ERROR(CheckSameTokenizer(host.prompts->tokenizer(), *tokenizer));
   engine::TransformerOptions options;
   options.dtype = host.dtype;
   options.max_sequence_length = std::min(host.transformer->options().max_sequence_length,

@@ -16,8 +16,8 @@ struct Speculation {
   std::unique_ptr<engine::Transformer> transformer;  // if there is a draft model
   engine::SpeculationOptions options;
 };
-// `kind`: off, ngram or model. Errors name the setting, or the draft model's path and reason.
-// Blocks for reading the draft model.
+// `kind`: off, ngram or model. Errors name the setting, or the draft model's path and reason; one
+// with another tokenizer than the policy's is refused. Blocks for reading the draft model.
 absl::StatusOr<Speculation> OpenSpeculation(const ModelHost& host, const std::string& kind,
                                             const std::string& draft_model, int64_t draft_tokens);
 }  // namespace stretto::services

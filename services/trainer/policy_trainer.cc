@@ -240,6 +240,7 @@ void PolicyTrainer::Report(const StepOutcome& outcome) {
   for (const auto& [name, value] : outcome.metrics) {
     metrics_->gauge(absl::StrCat("stretto_trainer_", name), "Of the last step.").Set(value);
   }
+  ReportQuantizationGap(outcome);
   metrics_->gauge("stretto_policy_version", "Policy version in use.")
       .Set(static_cast<double>(outcome.version));
   const auto metric = [&outcome](const char* name) {
@@ -251,6 +252,25 @@ void PolicyTrainer::Report(const StepOutcome& outcome) {
           metric("grad_norm"), ", entropy ", metric("entropy"), ", mismatch ",
           metric("logprob_mismatch_max"), ", ", outcome.num_tokens, " tokens in ", outcome.seconds,
           " s");
+}
+
+// What quantised generators cost in log-probs, by what is quantised. Importance weights correct for
+// it (the run file must cap them); a large gap makes them noisy.
+void PolicyTrainer::ReportQuantizationGap(const StepOutcome& outcome) {
+  const RolloutSection& rollout = run_.rollout;
+  if (rollout.weight_dtype == "bf16" && rollout.kv_dtype == "bf16") return;
+  for (const char* statistic : {"mean", "max"}) {
+    const auto found = outcome.metrics.find(absl::StrCat("logprob_mismatch_", statistic));
+    if (found == outcome.metrics.end()) continue;
+    metrics_
+        ->gauge("stretto_trainer_quantization_logprob_gap",
+                "Distance of the generators' log-probs from the trainer's in the last step, over "
+                "the tokens of its own version.",
+                {{"weight_dtype", rollout.weight_dtype},
+                 {"kv_dtype", rollout.kv_dtype},
+                 {"statistic", statistic}})
+        .Set(found->second);
+  }
 }
 
 absl::StatusOr<engine::CheckpointInfo> PolicyTrainer::Save(const std::string& extra_json) {

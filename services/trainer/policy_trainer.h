@@ -86,6 +86,7 @@ class PolicyTrainer {
   absl::StatusOr<StepOutcome> Compute(const StepRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   void Report(const StepOutcome& outcome);
+  void ReportQuantizationGap(const StepOutcome& outcome);
 
   const RunConfig run_;
   const ModelHost* host_;

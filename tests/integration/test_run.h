@@ -10,9 +10,15 @@
 #include "tests/integration/process.h"
 
 namespace stretto::testing {
-// Writes a Hugging Face folder with a two-layer model of random weights (a pure function of `seed`)
+struct TestModelOptions {
+  uint64_t seed = 1;
+  int64_t num_layers = 2;
+  // Layers behind so many add nothing: the model computes what one with fewer layers does.
+  int64_t num_active_layers = 1 << 20;
+};
+// Writes a Hugging Face folder with a model of random weights (a pure function of seed and tensor)
 // and the byte-level tokenizer of examples/tiny-model.
-void WriteTestModel(const std::string& folder, uint64_t seed = 1);
+void WriteTestModel(const std::string& folder, const TestModelOptions& options = {});
 
 struct TestRunOptions {
   // Sections of the run file that replace or extend the test's own: YAML text.
@@ -20,6 +26,8 @@ struct TestRunOptions {
   std::string rewards = "rewards: [{type: integer}]\n";
   std::string schedule = "schedule: {max_staleness: 0}\n";
   std::string backend = "cpu";
+  // More keys of these sections: "weight_dtype: int8, top_k: 5".
+  std::string rollout = "", cluster = "";
 };
 
 class TestRun {

@@ -1,0 +1,121 @@
+// Trainer and generator as members of a test's run, and rollouts that go from one to the other.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/integration/client.h"
+#include "tests/integration/test_run.h"
+
+namespace stretto::testing {
+inline constexpr int kNumGroups = 2, kGroupSize = 4;
+
+inline std::vector<int32_t> PromptOf(int index) { return {21 + index, 14, 20, 32, 7 + index}; }
+
+struct Trainer {
+  explicit Trainer(const TestRun& run, std::vector<std::string> more = {}) : run(run) {
+    Restart(std::move(more));
+  }
+  void Restart(std::vector<std::string> more = {}) {
+    process = std::make_unique<Process>(run.Start("trainer", "trainer-0", 0, std::move(more)));
+    address = run.WaitForAddress(*process, "trainer-0");
+    stub = Connect<v1::Trainer>(address);
+  }
+  v1::TrainerStatus Status() {
+    CallContext context;
+    v1::TrainerStatus status;
+    const grpc::Status result = stub->GetTrainerStatus(&context, {}, &status);
+    INFO(result.error_message());
+    REQUIRE(result.ok());
+    return status;
+  }
+  grpc::Status Step(int64_t step, const v1::PolicyVersion& base,
+                    const std::vector<v1::ExperienceGroup>& groups,
+                    v1::TrainStepResponse* response) {
+    CallContext context;
+    auto writer = stub->TrainStep(&context, response);
+    v1::TrainStepChunk chunk;
+    chunk.mutable_header()->set_step(step);
+    *chunk.mutable_header()->mutable_base_version() = base;
+    chunk.mutable_header()->set_num_groups(static_cast<uint32_t>(groups.size()));
+    writer->Write(chunk);
+    for (const v1::ExperienceGroup& group : groups) {
+      *chunk.mutable_group() = group;
+      if (!writer->Write(chunk)) break;
+    }
+    writer->WritesDone();
+    return writer->Finish();
+  }
+  v1::SaveCheckpointResponse Save(const std::string& extra) {
+    CallContext context;
+    v1::SaveCheckpointRequest request;
+    request.set_extra_json(extra);
+    v1::SaveCheckpointResponse response;
+    const grpc::Status status = stub->SaveCheckpoint(&context, request, &response);
+    INFO(status.error_message());
+    REQUIRE(status.ok());
+    return response;
+  }
+
+  const TestRun& run;
+  std::unique_ptr<Process> process;
+  std::string address;
+  std::unique_ptr<v1::Trainer::Stub> stub;
+};
+
+struct GeneratorMember {
+  explicit GeneratorMember(const TestRun& run, std::vector<std::string> more = {})
+      : process(run.Start("generator", "generator-0", 0, std::move(more))) {
+    stub = Connect<v1::Generator>(run.WaitForAddress(process, "generator-0"));
+  }
+  v1::GeneratorStatus Status() {
+    CallContext context;
+    v1::GeneratorStatus status;
+    REQUIRE(stub->GetGeneratorStatus(&context, {}, &status).ok());
+    return status;
+  }
+  v1::PrepareWeightsResponse Take(const v1::PolicyVersion& version, const std::string& source) {
+    CallContext prepare_context, commit_context;
+    v1::PrepareWeightsRequest prepare;
+    *prepare.mutable_version() = version;
+    prepare.add_sources(source);
+    v1::PrepareWeightsResponse prepared;
+    grpc::Status status = stub->PrepareWeights(&prepare_context, prepare, &prepared);
+    INFO(status.error_message());
+    REQUIRE(status.ok());
+    v1::CommitWeightsRequest commit;
+    *commit.mutable_version() = version;
+    v1::CommitWeightsResponse committed;
+    status = stub->CommitWeights(&commit_context, commit, &committed);
+    INFO(status.error_message());
+    REQUIRE(status.ok());
+    return prepared;
+  }
+
+  Process process;
+  std::unique_ptr<v1::Generator::Stub> stub;
+};
+
+// Rollouts of two prompts, with rewards that favour even tokens.
+inline std::vector<v1::ExperienceGroup> Rollouts(GeneratorMember& generator, int first_prompt = 0) {
+  std::vector<v1::ExperienceGroup> groups;
+  for (int g = 0; g < kNumGroups; ++g) {
+    const std::vector<int32_t> prompt = PromptOf(first_prompt + g);
+    const Generated result = Generate(*generator.stub, MakeGenerateRequest(prompt, kGroupSize, 24));
+    INFO(result.status.error_message());
+    REQUIRE(result.status.ok());
+    v1::ExperienceGroup& group = groups.emplace_back();
+    group.mutable_prompt_id()->set_index(static_cast<uint64_t>(first_prompt + g));
+    group.mutable_prompt_ids()->Add(prompt.begin(), prompt.end());
+    for (const auto& [index, completion] : result.completions) {
+      v1::Experience* experience = group.add_experiences();
+      *experience->mutable_completion() = completion;
+      experience->set_reward(completion.ids(0) % 2 == 0 ? 1 : 0);
+      experience->set_advantage(index % 2 == 0 ? 0.7 : -0.7);
+    }
+  }
+  return groups;
+}
+}  // namespace stretto::testing
