@@ -57,9 +57,12 @@ std::vector<v1::GenerateRequest> Requests() {
     request.mutable_sampling()->set_top_k(5);
     requests.push_back(request);
   }
-  // Long and greedy: such text begins to go in circles, which is what n-grams guess.
-  requests.push_back(MakeGenerateRequest(kPrompt, 1, 240, 0.0f));
+  // Two tokens in turns, more or less: what n-grams can guess.
+  requests.push_back(MakeGenerateRequest(kPrompt, 2, 100, 1.0f));
   requests.back().mutable_sampling()->set_ignore_eos(true);
+  for (const int32_t token : {14, 20}) {
+    (*requests.back().mutable_sampling()->mutable_logit_bias())[token] = 50;
+  }
   return requests;
 }
 }  // namespace
