@@ -13,11 +13,15 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 
-// Ten independent chains; the result keeps the compiler from dropping them.
-float MultiplyAddMany(int64_t rounds, double* flops) {
+// Ten independent chains; the result keeps the compiler from dropping them, and their beginnings,
+// which it cannot know, from computing one for all.
+float MultiplyAddMany(const float* starts, int64_t rounds, double* flops) {
   const D d;
   const auto x = hn::Set(d, 0.999f), y = hn::Set(d, 0.001f);
-  auto a0 = x, a1 = x, a2 = x, a3 = x, a4 = x, a5 = x, a6 = x, a7 = x, a8 = x, a9 = x;
+  auto a0 = hn::Set(d, starts[0]), a1 = hn::Set(d, starts[1]), a2 = hn::Set(d, starts[2]),
+       a3 = hn::Set(d, starts[3]), a4 = hn::Set(d, starts[4]), a5 = hn::Set(d, starts[5]),
+       a6 = hn::Set(d, starts[6]), a7 = hn::Set(d, starts[7]), a8 = hn::Set(d, starts[8]),
+       a9 = hn::Set(d, starts[9]);
   for (int64_t i = 0; i < rounds; ++i) {
     a0 = hn::MulAdd(a0, x, y);
     a1 = hn::MulAdd(a1, x, y);
@@ -97,9 +101,11 @@ double BestSeconds(int num_threads, const Fn& fn) {
 double PeakFlops(int num_threads) {
   std::atomic<double> flops{0};
   constexpr int64_t kRounds = 20'000'000;
+  float starts[10];
+  for (int i = 0; i < 10; ++i) starts[i] = 1 + 0.1f * static_cast<float>(i);
   const double seconds = BestSeconds(num_threads, [&](int) {
     double mine = 0;
-    sink = HWY_DYNAMIC_DISPATCH(MultiplyAddMany)(kRounds, &mine);
+    sink = HWY_DYNAMIC_DISPATCH(MultiplyAddMany)(starts, kRounds, &mine);
     flops = mine;
   });
   return flops * num_threads / seconds;

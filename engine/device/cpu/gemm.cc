@@ -13,7 +13,7 @@ constexpr int64_t kFewRows = 16;            // up to here K is walked in one pie
 constexpr int64_t kRowBlock = 96;           // rows of A that share one pass over B
 constexpr int64_t kDepth = 320;             // longest piece of K
 constexpr int64_t kDepthUnit = kInt4Group;  // pieces of K begin where groups of int4 do
-constexpr int64_t kPanelGroup = 16;         // panels of one task, at most
+constexpr int64_t kPanelGroup = 32;         // panels of one task, at most
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -125,6 +125,63 @@ void RunTask(const Kernels& kernels, const Product& p, const Task& t, int64_t de
   }
   StoreC(kernels, p, t, c, c_stride);
 }
+
+// The tiles of a task: rows as equal as can be.
+struct RowTiles {
+  int64_t rows, count;
+  int64_t Begin(int64_t i) const { return rows * i / count; }
+  int Size(int64_t i) const { return static_cast<int>(Begin(i + 1) - Begin(i)); }
+};
+
+// A's piece of k as f32, tile after tile, each [depth][rows of the tile].
+const float* InterleaveA(const Kernels& kernels, const Product& p, const Task& t,
+                         const RowTiles& tiles, int64_t k0, int64_t depth) {
+  float* a = FloatScratch(ScratchUse::kA, static_cast<size_t>(t.rows * depth));
+  for (int64_t i = 0; i < tiles.count; ++i) {
+    const int64_t row = t.m0 + tiles.Begin(i);
+    float* to = a + tiles.Begin(i) * depth;
+    if (p.a_transposed) {
+      kernels.gemm->interleave_columns(RowOf(p.a, k0) + row, p.a.row_stride, tiles.Size(i), depth,
+                                       to);
+    } else {
+      kernels.gemm->interleave(RowOf(p.a, row) + k0, p.a.row_stride, tiles.Size(i), depth, to);
+    }
+  }
+  return a;
+}
+
+void RunInterleaved(const Kernels& kernels, const Product& p, const Task& t, int64_t depth) {
+  const int64_t c_stride = t.panels * kPanel;
+  const RowTiles tiles{t.rows, CeilDiv(t.rows, kernels.gemm->max_rows)};
+  const int64_t bytes_of_k = kPanel * (p.b.data.bf16 ? 2 : 4);
+  float* c = FloatScratch(ScratchUse::kC, static_cast<size_t>(t.rows * c_stride));
+  if (p.accumulate) LoadC(p, t, c, c_stride);
+  for (int64_t k0 = 0; k0 < p.b.k || k0 == 0; k0 += depth) {
+    Tile tile;
+    tile.k = std::min(depth, p.b.k - k0);
+    tile.a_k_major = true;
+    tile.panel_stride = p.b.panel_stride();
+    tile.c_stride = c_stride;
+    tile.load_c = p.accumulate || k0 > 0;
+    const float* a = InterleaveA(kernels, p, t, tiles, k0, tile.k);
+    for (int64_t j = 0; j < t.panels; ++j) {
+      tile.panels = p.b.Panel(t.p0 + j, k0);
+      // The first tiles bring the next panel, each as many lines as it can.
+      const auto* next = static_cast<const char*>(p.b.Panel(t.p0 + j + 1, k0).data);
+      const int64_t bytes = j + 1 < t.panels ? tile.k * bytes_of_k : 0;
+      for (int64_t i = 0; i < tiles.count; ++i) {
+        const int64_t fetched = i * (tile.k / kKPerLine) * kLineBytes;
+        tile.ahead = fetched < bytes ? next + fetched : tile.panels.data;
+        tile.rows = tiles.Size(i);
+        tile.a = a + tiles.Begin(i) * tile.k;
+        tile.a_stride = tile.rows;
+        tile.c = c + tiles.Begin(i) * c_stride + j * kPanel;
+        kernels.gemm->tile(tile);
+      }
+    }
+  }
+  StoreC(kernels, p, t, c, c_stride);
+}
 }  // namespace
 
 void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
@@ -132,13 +189,16 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
   if (m == 0 || p.out.cols == 0) return;
   const Blocking b =
       ChooseBlocking(m, p.b.k, p.b.num_panels(), kernels.gemm->max_rows, pool.num_threads());
+  // Several tiles of rows: then interleaving A is worth its while.
+  const bool interleaved = p.b.format == WeightFormat::kPlain && m > kernels.gemm->max_rows;
+  const auto run = interleaved ? RunInterleaved : RunTask;
   pool.ParallelFor(b.num_row_blocks * b.num_groups, [&](int64_t i) {
     Task t;
     t.m0 = i / b.num_groups * b.row_block;
     t.rows = std::min(b.row_block, m - t.m0);
     t.p0 = i % b.num_groups * b.panel_group;
     t.panels = std::min(b.panel_group, p.b.num_panels() - t.p0);
-    RunTask(kernels, p, t, b.depth);
+    run(kernels, p, t, b.depth);
   });
 }
 

@@ -69,7 +69,12 @@ struct Tile {
   float* c = nullptr;  // f32, rows c_stride apart, 16 columns for each panel
   ptrdiff_t c_stride = 0;
   bool load_c = false;
+  // a_k_major: what to bring into the second-level cache on the way, a line for every kKPerLine of
+  // k.
+  const void* ahead = nullptr;
 };
+inline constexpr int kKPerLine = 4;
+inline constexpr int64_t kLineBytes = 64;
 
 struct GemmKernels {
   int max_rows = 1;
@@ -86,6 +91,12 @@ struct GemmKernels {
   // W_NK rows (row n at src + n·row_stride) into one panel [k][kPanel]; columns ≥ n zero.
   void (*pack_transposed)(Sink dst, Source src, ptrdiff_t row_stride, int64_t k,
                           int64_t n) = nullptr;
+  // Rows of A, row_stride elements apart, as f32 [k][num_rows]; up to max_rows of them.
+  void (*interleave)(Source rows, ptrdiff_t row_stride, int num_rows, int64_t k,
+                     float* out) = nullptr;
+  // The same from A transposed: k rows, of which `num_columns` elements are read.
+  void (*interleave_columns)(Source rows, ptrdiff_t row_stride, int num_columns, int64_t k,
+                             float* out) = nullptr;
 };
 
 // One group of 32 k of an int4 panel: 16 bf16 scales and 32 rows of 16 halves of bytes.
