@@ -70,11 +70,19 @@ class Lab {
   std::vector<Buffer> buffers_;
 };
 
-struct Ceilings {
-  double flops, bandwidth;
-};
+// Median over rounds of a share of the ceiling, which is read anew in each.
+template <class Fn>
+double ShareOfCeiling(CeilingMeter& meter, double operations, double bytes, const Fn& fn) {
+  std::vector<double> shares;
+  for (int round = 0; round < 5; ++round) {
+    const Ceilings now = meter.Read();
+    shares.push_back(now.Seconds(operations, bytes) / MedianSeconds(fn, 3, 0.01));
+  }
+  std::sort(shares.begin(), shares.end());
+  return shares[2];
+}
 
-void Linears(Lab& lab, Report& report, const Ceilings& ceilings, const std::string& threads) {
+void Linears(Lab& lab, Report& report, CeilingMeter& meter, const std::string& threads) {
   struct Shape {
     const char* name;
     int64_t n, k;
@@ -96,36 +104,32 @@ void Linears(Lab& lab, Report& report, const Ceilings& ceilings, const std::stri
       Tensor x = lab.Random(m, s.k, DType::kBF16);
       Tensor y = lab.New(m, s.n, s.n > 10000 ? DType::kF32 : DType::kBF16);
       size_t next = 0;
-      const double seconds = MedianSeconds(
-          [&] { lab->Linear(lab.stream(), y, x, *packed[next++ % packed.size()], Tensor{}); });
       const double flops = 2.0 * static_cast<double>(m * s.n * s.k);
-      const double ceiling =
-          std::max(flops / ceilings.flops, static_cast<double>(bytes) / ceilings.bandwidth);
+      const double share = ShareOfCeiling(meter, flops, static_cast<double>(bytes), [&] {
+        lab->Linear(lab.stream(), y, x, *packed[next++ % packed.size()], Tensor{});
+      });
       std::optional<double> target;
       if (m == 1) target = 0.80;
       if (m >= 512) target = 0.85;
-      report.Add(threads + " linear " + s.name + " M=" + std::to_string(m) + " (" +
-                     std::to_string(static_cast<int64_t>(flops / seconds * 1e-9)) + " GFLOP/s)",
-                 ceiling / seconds, "of ceiling", target);
+      report.Add(threads + " linear " + s.name + " M=" + std::to_string(m), share, "of ceiling",
+                 target);
     }
     lab.Clear();
   }
 }
 
-void Backwards(Lab& lab, Report& report, const Ceilings& ceilings, const std::string& threads) {
+void Backwards(Lab& lab, Report& report, CeilingMeter& meter, const std::string& threads) {
   const int64_t m = 1024, n = 3072, k = 576;
   Tensor x = lab.Random(m, k, DType::kBF16), w = lab.Random(n, k, DType::kBF16);
   Tensor d_y = lab.Random(m, n, DType::kF32);
   Tensor d_x = lab.New(m, k, DType::kF32), d_w = lab.Random(n, k, DType::kF32);
   const double flops = 2.0 * static_cast<double>(m * n * k);
-  const double input =
-      MedianSeconds([&] { lab->LinearBackwardInput(lab.stream(), d_x, d_y, w, false); });
-  report.Add(threads + " input gradient, gate_up, 1024 rows", flops / input / ceilings.flops,
-             "of peak", 0.80);
-  const double weight =
-      MedianSeconds([&] { lab->LinearBackwardWeight(lab.stream(), d_w, d_y, x); });
-  report.Add(threads + " weight gradient, gate_up, 1024 rows", flops / weight / ceilings.flops,
-             "of peak", 0.80);
+  const double input = ShareOfCeiling(
+      meter, flops, 0, [&] { lab->LinearBackwardInput(lab.stream(), d_x, d_y, w, false); });
+  report.Add(threads + " input gradient, gate_up, 1024 rows", input, "of peak", 0.80);
+  const double weight = ShareOfCeiling(
+      meter, flops, 0, [&] { lab->LinearBackwardWeight(lab.stream(), d_w, d_y, x); });
+  report.Add(threads + " weight gradient, gate_up, 1024 rows", weight, "of peak", 0.80);
   lab.Clear();
 }
 
@@ -138,8 +142,7 @@ engine::AttentionShape SmolShape() {
   return shape;
 }
 
-void PackedAttentions(Lab& lab, Report& report, const Ceilings& ceilings,
-                      const std::string& threads) {
+void PackedAttentions(Lab& lab, Report& report, CeilingMeter& meter, const std::string& threads) {
   // Eight prompts of 128 tokens with four completions of 64.
   engine::SegmentTable table;
   int32_t rows = 0;
@@ -168,17 +171,17 @@ void PackedAttentions(Lab& lab, Report& report, const Ceilings& ceilings,
   b.d_v = lab.New(rows, 192, DType::kF32);
   const double flops = pairs * 9 * 64 * 4;
   const double forward = MedianSeconds([&] { lab->Attention(lab.stream(), b.forward); });
-  report.Add(threads + " packed attention, 3072 rows", flops / forward / ceilings.flops, "of peak");
+  report.Add(threads + " packed attention, 3072 rows", flops / forward / meter.Median().flops,
+             "of peak");
   report.Add(threads + " packed attention, 3072 rows", forward * 1e3, "ms");
   const double backward = MedianSeconds([&] { lab->AttentionBackward(lab.stream(), b); });
-  report.Add(threads + " packed attention backward", 2.5 * flops / backward / ceilings.flops,
+  report.Add(threads + " packed attention backward", 2.5 * flops / backward / meter.Median().flops,
              "of peak");
   report.Add(threads + " packed attention backward", backward * 1e3, "ms");
   lab.Clear();
 }
 
-void PagedAttentions(Lab& lab, Report& report, const Ceilings& ceilings,
-                     const std::string& threads) {
+void PagedAttentions(Lab& lab, Report& report, CeilingMeter& meter, const std::string& threads) {
   // 32 sequences decode one token each at a context of 512.
   const int32_t sequences = 32, context = 512, blocks = context / engine::kBlockTokens;
   auto cache = lab->AllocateKvCache({1, int64_t{sequences} * blocks, 3, 64, DType::kBF16});
@@ -205,8 +208,10 @@ void PagedAttentions(Lab& lab, Report& report, const Ceilings& ceilings,
   const double seconds = MedianSeconds([&] { lab->Attention(lab.stream(), **cache, args); });
   const double flops = 4.0 * sequences * context * 9 * 64;
   const double bytes = 2.0 * 2 * sequences * context * 3 * 64;
-  report.Add(threads + " paged attention, 32 x 512",
-             std::max(flops / ceilings.flops, bytes / ceilings.bandwidth) / seconds, "of ceiling");
+  report.Add(
+      threads + " paged attention, 32 x 512",
+      std::max(flops / meter.Median().flops, bytes / meter.Median().bytes_per_second) / seconds,
+      "of ceiling");
   report.Add(threads + " paged attention, 32 x 512", seconds * 1e6, "us");
   lab.Clear();
 }
@@ -260,7 +265,7 @@ void RowOperations(Lab& lab, Report& report, const std::string& threads) {
   lab.Clear();
 }
 
-void Optimizers(Lab& lab, Report& report, const Ceilings& ceilings, const std::string& threads) {
+void Optimizers(Lab& lab, Report& report, CeilingMeter& meter, const std::string& threads) {
   const int64_t n = 16'000'000;
   Tensor w = lab.New(1, n, DType::kBF16);
   Tensor master = lab.Random(1, n, DType::kF32), m = lab.Random(1, n, DType::kF32);
@@ -271,10 +276,12 @@ void Optimizers(Lab& lab, Report& report, const Ceilings& ceilings, const std::s
   const double adamw =
       MedianSeconds([&] { lab->AdamW(lab.stream(), w, master, m, v, grad, step); });
   // Reads four arrays and writes three and a half; a written line is read first.
-  report.Add(threads + " AdamW", 30.0 * n / adamw / ceilings.bandwidth, "of bandwidth");
+  report.Add(threads + " AdamW", 30.0 * n / adamw / meter.Median().bytes_per_second,
+             "of bandwidth");
   report.Add(threads + " AdamW", adamw / n * 1e9, "ns/element");
   const double norm = MedianSeconds([&] { lab->SquaredNorm(lab.stream(), grad); });
-  report.Add(threads + " squared norm", 4.0 * n / norm / ceilings.bandwidth, "of bandwidth");
+  report.Add(threads + " squared norm", 4.0 * n / norm / meter.Median().bytes_per_second,
+             "of bandwidth");
   lab.Clear();
 }
 
@@ -282,18 +289,19 @@ int Main() {
   Report report("device");
   const int all = static_cast<int>(std::thread::hardware_concurrency());
   for (int threads : all > 1 ? std::vector<int>{1, all} : std::vector<int>{1}) {
-    const Ceilings ceilings{PeakFlops(threads), ReadBandwidth(threads)};
+    CeilingMeter meter(threads);
+    const Ceilings ceilings = meter.Read();
     const std::string label = std::to_string(threads) + (threads == 1 ? " thread:" : " threads:");
     report.Add(label + " f32 multiply-add peak", ceilings.flops * 1e-9, "GFLOP/s");
-    report.Add(label + " memory read bandwidth", ceilings.bandwidth * 1e-9, "GB/s");
+    report.Add(label + " memory read bandwidth", ceilings.bytes_per_second * 1e-9, "GB/s");
     Lab lab(threads);
-    Linears(lab, report, ceilings, label);
-    Backwards(lab, report, ceilings, label);
-    PackedAttentions(lab, report, ceilings, label);
-    PagedAttentions(lab, report, ceilings, label);
+    Linears(lab, report, meter, label);
+    Backwards(lab, report, meter, label);
+    PackedAttentions(lab, report, meter, label);
+    PagedAttentions(lab, report, meter, label);
     Vocabularies(lab, report, label);
     RowOperations(lab, report, label);
-    Optimizers(lab, report, ceilings, label);
+    Optimizers(lab, report, meter, label);
   }
   return report.Write() ? 0 : 1;
 }

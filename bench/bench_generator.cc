@@ -1,50 +1,35 @@
 // Measures the inference engine on a model of SmolLM2-135M's shape with random weights, bf16,
 // against the machine's two ceilings: decoding with 1, 8, 32 and 64 sequences, prefill of 512
-// tokens, a group of 8 samples with and without sharing its prompt, decoding with quantised weights
-// beside bf16 ones, and a single sequence with and without n-gram speculation, on text that repeats
-// itself and on texts that don't. A step's ceiling is the larger of its operations at peak
-// arithmetic and its bytes (weights once, keys and values) at the bandwidth of memory. Writes
+// tokens, a group of 8 samples with and without sharing its prompt, a load of 200 requests of
+// uneven lengths, decoding with quantised weights beside bf16 ones, and a single sequence with and
+// without n-gram speculation, on text that repeats itself and on texts that don't. A step's ceiling
+// is the larger of its operations at peak arithmetic and its bytes (weights once, keys and values)
+// at the bandwidth of memory; both are read anew beside every figure. Writes
 // build/bench/generator.json.
+//
+//   bench_generator [--threads=N] [--only=PART]
+//   bench_generator --worker=MODEL [--threads=N]    times what bench/rivals.py asks for
+#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdlib>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "base/bfloat16.h"
 #include "base/check.h"
 #include "bench/ceilings.h"
+#include "bench/generator_lab.h"
 #include "bench/report.h"
-#include "engine/inference/engine.h"
-#include "engine/model/transformer.h"
 
 namespace stretto::bench {
 namespace {
-using engine::EngineOptions;
 using engine::EngineStats;
-using engine::Event;
 using engine::InferenceEngine;
 using engine::ModelConfig;
 using engine::ModelWeights;
-using engine::Parameter;
 using engine::Request;
-using engine::Transformer;
-
-ModelConfig SmolLm2Config() {
-  ModelConfig c;
-  c.vocab_size = 49152;
-  c.hidden_size = 576;
-  c.intermediate_size = 1536;
-  c.num_layers = 30;
-  c.num_heads = 9;
-  c.num_kv_heads = 3;
-  c.head_dim = 64;
-  c.max_position_embeddings = 8192;
-  c.rms_norm_eps = 1e-5;
-  c.rope_theta = 100000;
-  c.tie_word_embeddings = true;
-  return c;
-}
 
 // Elements of the layers' matrices and of the LM head: what products read.
 struct MatrixSizes {
@@ -58,184 +43,175 @@ MatrixSizes CountMatrices(const ModelConfig& c) {
           static_cast<double>(c.vocab_size * c.hidden_size)};
 }
 
-// Small values without structure; norms are 1.
-absl::Status RandomParameter(const Parameter& p, DType dtype, void* dst) {
-  STRETTO_CHECK(dtype == DType::kBF16);
-  const bool norm = p.spec.name.find("norm") != std::string::npos;
-  uint32_t state = static_cast<uint32_t>(p.view.offset) + 1;
-  auto* out = static_cast<uint16_t*>(dst);
-  for (int64_t i = 0; i < p.view.size(); ++i) {
-    state = state * 1664525u + 1013904223u;
-    out[i] = F32ToBf16(norm ? 1.0f : static_cast<float>(static_cast<int32_t>(state)) * 0x1p-35f);
-  }
-  return absl::OkStatus();
+double MedianOf(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
 }
-
-struct Ceilings {
-  double flops = 0, bytes_per_second = 0;
-  double Seconds(double operations, double bytes) const {
-    return std::max(operations / flops, bytes / bytes_per_second);
-  }
-};
 
 class GeneratorBench {
  public:
-  explicit GeneratorBench(int num_threads) : report_("generator"), num_threads_(num_threads) {
-    engine::DeviceOptions options;
-    options.num_threads = num_threads;
-    auto device = engine::CreateDevice(options);
-    STRETTO_CHECK(device.ok());
-    device_ = *std::move(device);
-    auto model = Transformer::Create(*device_, SmolLm2Config(), {DType::kBF16, 8192});
-    STRETTO_CHECK(model.ok());
-    model_ = *std::move(model);
-    weights_ = LoadWeights(engine::WeightFormat::kPlain);
-    sizes_ = CountMatrices(model_->config());
-  }
+  explicit GeneratorBench(int num_threads)
+      : report_("generator"),
+        num_threads_(num_threads),
+        lab_(num_threads, ""),
+        meter_(num_threads),
+        sizes_(CountMatrices(lab_.config())) {}
 
-  // `only`: the one part to run ("1", "8", "32", "64", "prefill", "group", "quantized", "ngram"),
-  // or empty.
+  // `only`: the one part to run, or empty.
   void Run(const std::string& only) {
     const auto wanted = [&only](const std::string& part) { return only.empty() || only == part; };
-    ceilings_ = {PeakFlops(num_threads_), ReadBandwidth(num_threads_)};
     report_.Add("threads", num_threads_, "");
-    report_.Add("ceiling: arithmetic", ceilings_.flops * 1e-9, "GFLOP/s");
-    report_.Add("ceiling: memory", ceilings_.bytes_per_second * 1e-9, "GB/s");
     if (wanted("1")) Decode(1, 0.70);
     if (wanted("8")) Decode(8, std::nullopt);
     if (wanted("32")) Decode(32, 0.60);
     if (wanted("64")) Decode(64, std::nullopt);
     if (wanted("prefill")) Prefill();
     if (wanted("group")) Group();
+    if (wanted("mixed")) Mixed();
     if (wanted("quantized")) Quantized();
     if (wanted("ngram")) Ngram();
+    const Ceilings ceilings = meter_.Read(), median = meter_.Median();
+    static_cast<void>(ceilings);
+    report_.Add("ceiling: arithmetic", median.flops * 1e-9, "GFLOP/s");
+    report_.Add("ceiling: memory", median.bytes_per_second * 1e-9, "GB/s");
     report_.Write();
   }
 
  private:
-  std::shared_ptr<const ModelWeights> LoadWeights(engine::WeightFormat format) {
-    const auto stream = device_->CreateStream();
-    auto weights = ModelWeights::Load(*device_, *stream, model_->config(), DType::kBF16,
-                                      RandomParameter, {.format = format});
-    STRETTO_CHECK(weights.ok());
-    return *std::move(weights);
-  }
-  std::unique_ptr<InferenceEngine> Engine(bool prefix_cache) {
-    return Engine(prefix_cache, weights_);
-  }
-  std::unique_ptr<InferenceEngine> Engine(bool prefix_cache,
-                                          std::shared_ptr<const ModelWeights> weights,
-                                          engine::SpeculationOptions speculation = {}) {
-    EngineOptions options;
-    options.speculation = speculation;
-    options.kv_cache_bytes = int64_t{512} << 20;
-    options.prefix_cache = prefix_cache;
-    auto engine = InferenceEngine::Create(*model_, {std::move(weights), 1, "random"}, options);
-    STRETTO_CHECK(engine.ok());
-    return *std::move(engine);
-  }
-  static Request Make(uint64_t id, int num_prompt, int max_tokens) {
-    Request r;
-    r.id = id;
-    r.draw = {1, id, 0};
-    for (int i = 0; i < num_prompt; ++i) {
-      r.prompt_ids.push_back(
-          static_cast<int32_t>((static_cast<int64_t>(id) * 7919 + i * 31) % 49152));
-    }
-    r.sampling.max_tokens = max_tokens;
-    r.sampling.ignore_eos = true;
-    return r;
-  }
-
-  // Prompts of 64 tokens, 64 new ones; measured from the moment that all decode.
+  // Prompts of 64 tokens, 64 new ones; measured from the moment that all decode, eight steps at a
+  // time, each time beside the ceilings.
   void Decode(int num_sequences, std::optional<double> target) {
-    constexpr int kPrompt = 64, kNew = 64;
-    const auto engine = Engine(true);
+    constexpr int kPrompt = 64, kNew = 64, kRounds = 7, kSteps = 8;
+    const auto engine = lab_.Engine({});
     for (int i = 0; i < num_sequences; ++i) {
-      STRETTO_CHECK(engine->Submit(Make(static_cast<uint64_t>(i), kPrompt, kNew)).ok());
+      STRETTO_CHECK(engine->Submit(MakeRequest(static_cast<uint64_t>(i), kPrompt, kNew)).ok());
     }
-    while (engine->stats().num_queued > 0 ||
-           engine->stats().prompt_tokens_computed < int64_t{kPrompt} * num_sequences) {
+    while (engine->stats().num_queued > 0 || engine->stats().tokens_generated < num_sequences) {
       engine->Step();
     }
+    std::vector<double> speeds, shares;
     const EngineStats before = engine->stats();
-    const double start = SecondsNow();
-    // Whole steps alone: up to the one in which the first sequence ends.
-    while (engine->stats().num_finished == 0) engine->Step();
-    const double seconds = SecondsNow() - start;
+    double total = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      const double ceiling =
+          DecodeCeiling(meter_.Read(), num_sequences, kPrompt + round * kSteps + kSteps / 2);
+      const double start = SecondsNow();
+      for (int i = 0; i < kSteps; ++i) engine->Step();
+      const double seconds = SecondsNow() - start;
+      STRETTO_CHECK(engine->stats().num_finished == 0);
+      total += seconds;
+      speeds.push_back(num_sequences * kSteps / seconds);
+      shares.push_back(ceiling * kSteps / seconds);
+    }
     const EngineStats after = engine->stats();
-    const double tokens = static_cast<double>(after.tokens_generated - before.tokens_generated);
-    const double steps = static_cast<double>(after.num_steps - before.num_steps);
     const std::string name = "decode, " + std::to_string(num_sequences) + " sequences";
-    report_.Add(name, tokens / seconds, "tokens/s");
-    report_.Add(name + ": share of ceiling",
-                DecodeCeiling(num_sequences, kPrompt + kNew / 2) * steps / seconds, "", target);
+    report_.Add(name, MedianOf(speeds), "tokens/s");
+    report_.Add(name + ": share of ceiling", MedianOf(shares), "", target);
     report_.Add(name + ": share of sampling",
-                (after.sample_seconds - before.sample_seconds) / seconds, "");
+                (after.sample_seconds - before.sample_seconds) / total, "");
     report_.Add(name + ": share of scheduling and the rest",
                 1 - (after.forward_seconds + after.sample_seconds - before.forward_seconds -
                      before.sample_seconds) /
-                        seconds,
+                        total,
                 "");
   }
 
   // Seconds of one step at the ceiling.
-  double DecodeCeiling(int rows, int context) const {
-    const ModelConfig& c = model_->config();
+  double DecodeCeiling(const Ceilings& ceilings, int rows, int context) const {
+    const ModelConfig& c = lab_.config();
     const double kv = static_cast<double>(c.num_layers * 2 * c.head_dim * context) * rows;
     const double operations =
         2 * (sizes_.layers + sizes_.lm_head) * rows + 2 * kv * static_cast<double>(c.num_heads);
     const double bytes =
         2 * (sizes_.layers + sizes_.lm_head) + 2 * kv * static_cast<double>(c.num_kv_heads);
-    return ceilings_.Seconds(operations, bytes);
+    return ceilings.Seconds(operations, bytes);
   }
 
   void Prefill() {
     constexpr int kPrompt = 512;
-    const ModelConfig& c = model_->config();
-    const auto engine = Engine(false);
-    const double seconds = MedianSeconds([&] {
-      STRETTO_CHECK(engine->Submit(Make(1, kPrompt, 1)).ok());
-      while (engine->HasWork()) engine->Step();
-    });
+    const ModelConfig& c = lab_.config();
+    const auto engine = lab_.Engine({.prefix_cache = false});
     const double attention = 2.0 * kPrompt * (kPrompt + 1) *
                              static_cast<double>(c.num_layers * c.num_heads * c.head_dim);
     const double operations = 2 * sizes_.layers * kPrompt + 2 * sizes_.lm_head + attention;
-    report_.Add("prefill, 512 tokens", kPrompt / seconds, "tokens/s");
-    report_.Add("prefill, 512 tokens: share of ceiling",
-                ceilings_.Seconds(operations, 2 * (sizes_.layers + sizes_.lm_head)) / seconds, "",
-                0.65);
+    std::vector<double> speeds, shares;
+    for (int round = 0; round < 7; ++round) {
+      const Ceilings now = meter_.Read();
+      const double seconds = SecondsToFinish(*engine, {MakeRequest(1, kPrompt, 1)});
+      speeds.push_back(kPrompt / seconds);
+      shares.push_back(now.Seconds(operations, 2 * (sizes_.layers + sizes_.lm_head)) / seconds);
+    }
+    report_.Add("prefill, 512 tokens", MedianOf(speeds), "tokens/s");
+    report_.Add("prefill, 512 tokens: share of ceiling", MedianOf(shares), "", 0.65);
+  }
+
+  static double SecondsToFinish(InferenceEngine& engine, const std::vector<Request>& requests) {
+    const double start = SecondsNow();
+    for (const Request& r : requests) STRETTO_CHECK(engine.Submit(r).ok());
+    while (engine.HasWork()) engine.Step();
+    return SecondsNow() - start;
   }
 
   // 8 samples of a prompt of 512 tokens, 16 new tokens each: as a group, and as strangers.
   void Group() {
-    double seconds[2];
-    for (const bool shared : {true, false}) {
-      const auto engine = Engine(shared);
+    std::vector<double> ratios;
+    for (uint64_t round = 0; round < 5; ++round) {
       std::vector<Request> group;
       for (uint32_t i = 0; i < 8; ++i) {
-        group.push_back(Make(7, 512, 16));
+        group.push_back(MakeRequest(7, 512, 16));
         group.back().id = i;
         group.back().draw.sample_index = i;
       }
+      const auto sharing = lab_.Engine({}), alone = lab_.Engine({.prefix_cache = false});
       const double start = SecondsNow();
-      if (shared) {
-        STRETTO_CHECK(engine->SubmitGroup(group).ok());
-      } else {
-        for (const Request& r : group) STRETTO_CHECK(engine->Submit(r).ok());
-      }
-      while (engine->HasWork()) engine->Step();
-      seconds[shared ? 0 : 1] = SecondsNow() - start;
+      STRETTO_CHECK(sharing->SubmitGroup(group).ok());
+      while (sharing->HasWork()) sharing->Step();
+      const double shared = SecondsNow() - start;
+      ratios.push_back(SecondsToFinish(*alone, group) / shared);
     }
-    report_.Add("group of 8, prompt 512: sharing is faster by", seconds[1] / seconds[0], "x", 3.0);
+    report_.Add("group of 8, prompt 512: sharing is faster by", MedianOf(ratios), "x", 3.0);
+  }
+
+  // 200 requests whose lengths have a heavy tail, all there from the beginning: tokens a second
+  // (prompts and completions at what each costs) against a load of the same number of tokens in
+  // equal requests.
+  void Mixed() {
+    std::vector<Request> uneven, even;
+    uint32_t state = 1;
+    int64_t prompts = 0, completions = 0;
+    for (uint64_t i = 0; i < 200; ++i) {
+      const auto draw = [&state] {
+        state = state * 1664525u + 1013904223u;
+        return static_cast<double>(state >> 8) * 0x1p-24;
+      };
+      // Pareto with exponent 1.2.
+      const auto length = [](double u, double least, double most) {
+        return static_cast<int>(std::min(most, least * std::pow(1 - u, -1 / 1.2)));
+      };
+      uneven.push_back(MakeRequest(i, length(draw(), 12, 512), length(draw(), 12, 384)));
+      prompts += static_cast<int64_t>(uneven.back().prompt_ids.size());
+      completions += uneven.back().sampling.max_tokens;
+    }
+    for (uint64_t i = 0; i < 200; ++i) {
+      even.push_back(
+          MakeRequest(i, static_cast<int>(prompts / 200), static_cast<int>(completions / 200)));
+    }
+    std::vector<double> ratios;
+    for (int round = 0; round < 5; ++round) {
+      const auto engine = lab_.Engine({.prefix_cache = false});
+      const double steady = SecondsToFinish(*engine, even);
+      ratios.push_back(steady / SecondsToFinish(*engine, uneven));
+    }
+    report_.Add("200 requests of uneven lengths: share of the steady throughput", MedianOf(ratios),
+                "", 0.85);
   }
 
   // Seconds of `num_steps` steps that decode.
-  double DecodeSeconds(const std::shared_ptr<const ModelWeights>& weights, int num_sequences,
-                       int num_steps) {
-    const auto engine = Engine(true, weights);
+  double SecondsOfDecode(const std::shared_ptr<const ModelWeights>& weights, int num_sequences,
+                         int num_steps) {
+    const auto engine = lab_.Engine({.weights = weights});
     for (int i = 0; i < num_sequences; ++i) {
-      STRETTO_CHECK(engine->Submit(Make(static_cast<uint64_t>(i), 16, num_steps + 2)).ok());
+      STRETTO_CHECK(engine->Submit(MakeRequest(static_cast<uint64_t>(i), 16, num_steps + 2)).ok());
     }
     while (engine->stats().tokens_generated < num_sequences) engine->Step();
     const double start = SecondsNow();
@@ -247,17 +223,17 @@ class GeneratorBench {
   void Quantized() {
     for (const engine::WeightFormat format :
          {engine::WeightFormat::kInt8, engine::WeightFormat::kInt4, engine::WeightFormat::kFp8}) {
-      const auto weights = LoadWeights(format);
+      const auto weights = lab_.RandomWeights(format);
       const std::string name = std::string(engine::Name(format)) + " weights";
-      report_.Add(
-          name + ": bytes, of bf16's",
-          static_cast<double>(MatrixBytes(*weights)) / static_cast<double>(MatrixBytes(*weights_)),
-          "");
+      report_.Add(name + ": bytes, of bf16's",
+                  static_cast<double>(MatrixBytes(*weights)) /
+                      static_cast<double>(MatrixBytes(*lab_.weights())),
+                  "");
       for (const int sequences : {1, 8, 32}) {
         std::vector<double> ratios;
         for (int turn = 0; turn < 5; ++turn) {
-          const double plain = DecodeSeconds(weights_, sequences, 16);
-          ratios.push_back(plain / DecodeSeconds(weights, sequences, 16));
+          const double plain = SecondsOfDecode(lab_.weights(), sequences, 16);
+          ratios.push_back(plain / SecondsOfDecode(weights, sequences, 16));
         }
         std::sort(ratios.begin(), ratios.end());
         std::optional<double> target;
@@ -282,13 +258,14 @@ class GeneratorBench {
   void Ngram() {
     engine::SpeculationOptions speculation;
     speculation.kind = engine::SpeculationKind::kNgram;
-    const auto plain = Engine(false), speculated = Engine(false, weights_, speculation);
+    const auto plain = lab_.Engine({.prefix_cache = false});
+    const auto speculated = lab_.Engine({.prefix_cache = false, .speculation = speculation});
     const auto compare = [&](const std::string& text, std::optional<double> target,
                              const engine::SamplingParams& sampling) {
       std::vector<double> seconds[2];
-      for (int round = 0; round < 3; ++round) {
+      for (int round = 0; round < 5; ++round) {
         for (InferenceEngine* engine : {plain.get(), speculated.get()}) {
-          Request r = Make(static_cast<uint64_t>(round), 64, 96);
+          Request r = MakeRequest(static_cast<uint64_t>(round), 64, 96);
           r.sampling = sampling;
           r.sampling.max_tokens = 96;
           const double start = SecondsNow();
@@ -297,9 +274,8 @@ class GeneratorBench {
           seconds[engine == plain.get() ? 0 : 1].push_back(SecondsNow() - start);
         }
       }
-      for (auto& s : seconds) std::sort(s.begin(), s.end());
       report_.Add("n-gram speculation, 1 sequence, " + text + ": faster by",
-                  seconds[0][1] / seconds[1][1], "x", target);
+                  MedianOf(seconds[0]) / MedianOf(seconds[1]), "x", target);
     };
     engine::SamplingParams sampling;
     compare("text that never repeats", 0.97, sampling);
@@ -317,17 +293,38 @@ class GeneratorBench {
 
   Report report_;
   int num_threads_;
-  std::unique_ptr<engine::Device> device_;
-  std::unique_ptr<Transformer> model_;
-  std::shared_ptr<const ModelWeights> weights_;
+  GeneratorLab lab_;
+  CeilingMeter meter_;
   MatrixSizes sizes_;
-  Ceilings ceilings_;
 };
+
+// Answers lines "decode SEQUENCES PROMPT NEW" with "SECONDS-OF-PROMPTS SECONDS-OF-DECODING TOKENS".
+int Work(int num_threads, const std::string& model_path) {
+  const GeneratorLab lab(num_threads, model_path);
+  const auto engine = lab.Engine({.prefix_cache = false});
+  std::printf("ready\n");
+  std::fflush(stdout);
+  std::string word;
+  int sequences = 0, prompt = 0, num_new = 0;
+  while (std::cin >> word >> sequences >> prompt >> num_new) {
+    const DecodeSeconds s = RunDecode(*engine, sequences, prompt, num_new);
+    std::printf("%.6f %.6f %lld\n", s.prompt, s.decode, static_cast<long long>(s.tokens));
+    std::fflush(stdout);
+  }
+  return 0;
+}
 }  // namespace
 }  // namespace stretto::bench
 
 int main(int argc, char** argv) {
-  const int num_threads = argc > 1 ? std::atoi(argv[1]) : 2;
-  stretto::bench::GeneratorBench(num_threads).Run(argc > 2 ? argv[2] : "");
+  CLI::App app{"Measures the inference engine", "bench_generator"};
+  int num_threads = 2;
+  std::string only, worker;
+  app.add_option("--threads", num_threads, "threads of the device");
+  app.add_option("--only", only, "1, 8, 32, 64, prefill, group, mixed, quantized or ngram");
+  app.add_option("--worker", worker, "a model that bench/rivals.py measures");
+  CLI11_PARSE(app, argc, argv);
+  if (!worker.empty()) return stretto::bench::Work(num_threads, worker);
+  stretto::bench::GeneratorBench(num_threads).Run(only);
   return 0;
 }

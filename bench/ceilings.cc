@@ -73,55 +73,73 @@ HWY_EXPORT(ReadMany);
 namespace {
 std::atomic<float> sink;
 
-// Runs fn(thread) on all threads at once; the best of five times.
+constexpr int64_t kFloats = int64_t{96} << 20;  // 384 MiB
+
+// Runs fn(thread) on all threads at once; the seconds of the slowest.
 template <class Fn>
-double BestSeconds(int num_threads, const Fn& fn) {
-  double best = 1e300;
-  for (int trial = 0; trial < 5; ++trial) {
-    std::atomic<int> ready{0};
-    std::vector<double> seconds(static_cast<size_t>(num_threads));
-    std::vector<std::thread> threads;
-    for (int t = 0; t < num_threads; ++t) {
-      threads.emplace_back([&, t] {
-        ready.fetch_add(1);
-        while (ready.load() < num_threads) {
-        }
-        const double start = SecondsNow();
-        fn(t);
-        seconds[static_cast<size_t>(t)] = SecondsNow() - start;
-      });
-    }
-    for (std::thread& t : threads) t.join();
-    best = std::min(best, *std::max_element(seconds.begin(), seconds.end()));
+double SecondsOf(int num_threads, const Fn& fn) {
+  std::atomic<int> ready{0};
+  std::vector<double> seconds(static_cast<size_t>(num_threads));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < num_threads; ++t) {
+    threads.emplace_back([&, t] {
+      ready.fetch_add(1);
+      while (ready.load() < num_threads) {
+      }
+      const double start = SecondsNow();
+      fn(t);
+      seconds[static_cast<size_t>(t)] = SecondsNow() - start;
+    });
   }
-  return best;
+  for (std::thread& t : threads) t.join();
+  return *std::max_element(seconds.begin(), seconds.end());
+}
+
+double MedianOf(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
 }
 }  // namespace
 
-double PeakFlops(int num_threads) {
+CeilingMeter::CeilingMeter(int num_threads) : num_threads_(num_threads) {
+  constexpr size_t kBytes = kFloats * sizeof(float);
+  buffer_ = static_cast<float*>(std::aligned_alloc(size_t{2} << 20, kBytes));
+  madvise(buffer_, kBytes, MADV_HUGEPAGE);
+  for (int64_t i = 0; i < kFloats; ++i) buffer_[i] = static_cast<float>(i & 15);
+  Read();
+  flops_.clear();
+  bandwidths_.clear();
+}
+
+CeilingMeter::~CeilingMeter() { std::free(buffer_); }
+
+Ceilings CeilingMeter::Read() {
+  flops_.push_back(PeakFlops());
+  bandwidths_.push_back(ReadBandwidth());
+  return {flops_.back(), bandwidths_.back()};
+}
+
+Ceilings CeilingMeter::Median() const { return {MedianOf(flops_), MedianOf(bandwidths_)}; }
+
+double CeilingMeter::PeakFlops() {
   std::atomic<double> flops{0};
-  constexpr int64_t kRounds = 20'000'000;
+  constexpr int64_t kRounds = 10'000'000;
   float starts[10];
   for (int i = 0; i < 10; ++i) starts[i] = 1 + 0.1f * static_cast<float>(i);
-  const double seconds = BestSeconds(num_threads, [&](int) {
+  const double seconds = SecondsOf(num_threads_, [&](int) {
     double mine = 0;
     sink = HWY_DYNAMIC_DISPATCH(MultiplyAddMany)(starts, kRounds, &mine);
     flops = mine;
   });
-  return flops * num_threads / seconds;
+  return flops * num_threads_ / seconds;
 }
 
-double ReadBandwidth(int num_threads) {
-  constexpr int64_t kCount = int64_t{96} << 20;  // floats: 384 MiB
-  constexpr size_t kBytes = kCount * sizeof(float);
-  auto* p = static_cast<float*>(std::aligned_alloc(size_t{2} << 20, kBytes));
-  madvise(p, kBytes, MADV_HUGEPAGE);
-  for (int64_t i = 0; i < kCount; ++i) p[i] = static_cast<float>(i & 15);
-  const int64_t share = kCount / num_threads;
-  const double seconds = BestSeconds(
-      num_threads, [&](int t) { sink = HWY_DYNAMIC_DISPATCH(ReadMany)(p + t * share, share); });
-  std::free(p);
-  return static_cast<double>(share) * num_threads * sizeof(float) / seconds;
+double CeilingMeter::ReadBandwidth() {
+  const int64_t share = kFloats / num_threads_;
+  const double seconds = SecondsOf(num_threads_, [&](int t) {
+    sink = HWY_DYNAMIC_DISPATCH(ReadMany)(buffer_ + t * share, share);
+  });
+  return static_cast<double>(share) * num_threads_ * sizeof(float) / seconds;
 }
 }  // namespace stretto::bench
 #endif  // HWY_ONCE

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <vector>
 
 #include "base/check.h"
@@ -32,7 +33,9 @@ Blocking ChooseBlocking(int64_t m, int64_t k, int64_t num_panels, int tile_rows,
   int64_t groups = CeilDiv(num_panels, kPanelGroup);
   const int64_t wanted = num_threads == 1 ? 1 : int64_t{4} * num_threads;
   if (b.num_row_blocks * groups < wanted) groups = CeilDiv(wanted, b.num_row_blocks);
-  b.panel_group = std::max<int64_t>(4, CeilDiv(CeilDiv(num_panels, groups), 4) * 4);
+  // A tile of few rows computes up to four panels at once.
+  const int64_t unit = m > tile_rows ? 1 : 4;
+  b.panel_group = CeilDiv(CeilDiv(num_panels, groups), unit) * unit;
   b.num_groups = CeilDiv(num_panels, b.panel_group);
   return b;
 }
@@ -128,59 +131,134 @@ void RunTask(const Kernels& kernels, const Product& p, const Task& t, int64_t de
 
 // The tiles of a task: rows as equal as can be.
 struct RowTiles {
-  int64_t rows, count;
-  int64_t Begin(int64_t i) const { return rows * i / count; }
-  int Size(int64_t i) const { return static_cast<int>(Begin(i + 1) - Begin(i)); }
+  RowTiles(int64_t rows, int64_t max_rows)
+      : count(CeilDiv(rows, max_rows)), size_(rows / count), num_larger_(rows % count) {}
+  const int64_t count;
+  int64_t Begin(int64_t i) const { return i * size_ + std::min(i, num_larger_); }
+  int Size(int64_t i) const { return static_cast<int>(size_ + (i < num_larger_ ? 1 : 0)); }
+
+ private:
+  const int64_t size_, num_larger_;
 };
 
-// A's piece of k as f32, tile after tile, each [depth][rows of the tile].
+// The rows of a task as f32: pieces of k one after another, each tile after tile, each [depth][rows
+// of the tile]. A thread that goes on with other panels of the same rows finds them as it left
+// them.
 const float* InterleaveA(const Kernels& kernels, const Product& p, const Task& t,
-                         const RowTiles& tiles, int64_t k0, int64_t depth) {
-  float* a = FloatScratch(ScratchUse::kA, static_cast<size_t>(t.rows * depth));
-  for (int64_t i = 0; i < tiles.count; ++i) {
-    const int64_t row = t.m0 + tiles.Begin(i);
-    float* to = a + tiles.Begin(i) * depth;
-    if (p.a_transposed) {
-      kernels.gemm->interleave_columns(RowOf(p.a, k0) + row, p.a.row_stride, tiles.Size(i), depth,
-                                       to);
-    } else {
-      kernels.gemm->interleave(RowOf(p.a, row) + k0, p.a.row_stride, tiles.Size(i), depth, to);
+                         const RowTiles& tiles, int64_t depth, uint64_t product) {
+  thread_local uint64_t last_product = 0;
+  thread_local int64_t last_row = 0;
+  float* a = FloatScratch(ScratchUse::kA, static_cast<size_t>(t.rows * p.b.k));
+  if (last_product == product && last_row == t.m0) return a;
+  last_product = product;
+  last_row = t.m0;
+  for (int64_t k0 = 0; k0 < p.b.k; k0 += depth) {
+    const int64_t length = std::min(depth, p.b.k - k0);
+    for (int64_t i = 0; i < tiles.count; ++i) {
+      const int64_t row = t.m0 + tiles.Begin(i);
+      float* to = a + t.rows * k0 + tiles.Begin(i) * length;
+      if (p.a_transposed) {
+        kernels.gemm->interleave_columns(RowOf(p.a, k0) + row, p.a.row_stride, tiles.Size(i),
+                                         length, to);
+      } else {
+        kernels.gemm->interleave(RowOf(p.a, row) + k0, p.a.row_stride, tiles.Size(i), length, to);
+      }
     }
   }
   return a;
 }
 
-void RunInterleaved(const Kernels& kernels, const Product& p, const Task& t, int64_t depth) {
-  const int64_t c_stride = t.panels * kPanel;
-  const RowTiles tiles{t.rows, CeilDiv(t.rows, kernels.gemm->max_rows)};
-  const int64_t bytes_of_k = kPanel * (p.b.data.bf16 ? 2 : 4);
-  float* c = FloatScratch(ScratchUse::kC, static_cast<size_t>(t.rows * c_stride));
-  if (p.accumulate) LoadC(p, t, c, c_stride);
+// Walks ahead over what a task will read of B: as many lines at a time as one tile can fetch.
+class Lookahead {
+ public:
+  Lookahead(const Product& p, const Task& t, int64_t depth)
+      : p_(p),
+        t_(t),
+        depth_(depth),
+        lines_(depth / kKPerLine),
+        panel_lines_(depth * kPanel * (p.b.data.bf16 ? 2 : 4) / kLineBytes) {}
+  // Begins with number `panel` of the task at k0; past the last, with the first of the next piece.
+  void Begin(int64_t panel, int64_t k0) {
+    panel_ = panel;
+    k0_ = k0;
+    if (panel_ >= t_.panels) {
+      panel_ -= t_.panels;
+      k0_ += depth_;
+    }
+    line_ = 0;
+    Find();
+  }
+  const void* Next() {
+    if (begin_ == nullptr) return nullptr;
+    const char* result = begin_ + line_ * kLineBytes;
+    line_ += lines_;
+    if (line_ >= panel_lines_) {
+      line_ = 0;
+      ++panel_;
+      Find();
+    }
+    return result;
+  }
+
+ private:
+  void Find() {
+    const bool any = lines_ > 0 && panel_ < t_.panels && k0_ < p_.b.k;
+    begin_ = any ? static_cast<const char*>(p_.b.Panel(t_.p0 + panel_, k0_).data) : nullptr;
+  }
+
+  const Product& p_;
+  const Task& t_;
+  const int64_t depth_, lines_, panel_lines_;
+  int64_t panel_ = 0, k0_ = 0, line_ = 0;
+  const char* begin_ = nullptr;
+};
+
+// Where a task's sums are kept: in the product itself, if they can stay as they are.
+struct Sums {
+  float* data;
+  ptrdiff_t stride;
+  bool in_place;
+};
+Sums PlaceOfSums(const Product& p, const Task& t) {
+  const int64_t n0 = t.p0 * kPanel, n = t.panels * kPanel;
+  if (p.out.dtype == DType::kF32 && !p.bias && p.b.column_scales == nullptr &&
+      n0 + n <= p.out.cols) {
+    return {MutableF32Row(p.out, t.m0) + n0, p.out.row_stride, true};
+  }
+  return {FloatScratch(ScratchUse::kC, static_cast<size_t>(t.rows * n)), n, false};
+}
+
+void RunInterleaved(const Kernels& kernels, const Product& p, const Task& t, int64_t depth,
+                    uint64_t product) {
+  const RowTiles tiles(t.rows, kernels.gemm->max_rows);
+  const int64_t at_once = kernels.gemm->panels_at_once;
+  const Sums c = PlaceOfSums(p, t);
+  if (p.accumulate && !c.in_place) LoadC(p, t, c.data, c.stride);
+  const float* a = InterleaveA(kernels, p, t, tiles, depth, product);
+  Lookahead ahead(p, t, std::min(depth, p.b.k));
   for (int64_t k0 = 0; k0 < p.b.k || k0 == 0; k0 += depth) {
     Tile tile;
     tile.k = std::min(depth, p.b.k - k0);
     tile.a_k_major = true;
     tile.panel_stride = p.b.panel_stride();
-    tile.c_stride = c_stride;
+    tile.c_stride = c.stride;
     tile.load_c = p.accumulate || k0 > 0;
-    const float* a = InterleaveA(kernels, p, t, tiles, k0, tile.k);
-    for (int64_t j = 0; j < t.panels; ++j) {
+    for (int64_t j = 0; j < t.panels; j += at_once) {
       tile.panels = p.b.Panel(t.p0 + j, k0);
-      // The first tiles bring the next panel, each as many lines as it can.
-      const auto* next = static_cast<const char*>(p.b.Panel(t.p0 + j + 1, k0).data);
-      const int64_t bytes = j + 1 < t.panels ? tile.k * bytes_of_k : 0;
+      tile.num_panels = std::min(at_once, t.panels - j);
+      ahead.Begin(j + at_once, k0);
       for (int64_t i = 0; i < tiles.count; ++i) {
-        const int64_t fetched = i * (tile.k / kKPerLine) * kLineBytes;
-        tile.ahead = fetched < bytes ? next + fetched : tile.panels.data;
+        const int64_t row = tiles.Begin(i);
+        tile.ahead = ahead.Next();
         tile.rows = tiles.Size(i);
-        tile.a = a + tiles.Begin(i) * tile.k;
+        tile.a = a + t.rows * k0 + row * tile.k;
         tile.a_stride = tile.rows;
-        tile.c = c + tiles.Begin(i) * c_stride + j * kPanel;
+        tile.c = c.data + row * c.stride + j * kPanel;
         kernels.gemm->tile(tile);
       }
     }
   }
-  StoreC(kernels, p, t, c, c_stride);
+  if (!c.in_place) StoreC(kernels, p, t, c.data, c.stride);
 }
 }  // namespace
 
@@ -191,14 +269,19 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
       ChooseBlocking(m, p.b.k, p.b.num_panels(), kernels.gemm->max_rows, pool.num_threads());
   // Several tiles of rows: then interleaving A is worth its while.
   const bool interleaved = p.b.format == WeightFormat::kPlain && m > kernels.gemm->max_rows;
-  const auto run = interleaved ? RunInterleaved : RunTask;
+  static std::atomic<uint64_t> num_products{0};
+  const uint64_t product = num_products.fetch_add(1, std::memory_order_relaxed) + 1;
   pool.ParallelFor(b.num_row_blocks * b.num_groups, [&](int64_t i) {
     Task t;
     t.m0 = i / b.num_groups * b.row_block;
     t.rows = std::min(b.row_block, m - t.m0);
     t.p0 = i % b.num_groups * b.panel_group;
     t.panels = std::min(b.panel_group, p.b.num_panels() - t.p0);
-    run(kernels, p, t, b.depth);
+    if (interleaved) {
+      RunInterleaved(kernels, p, t, b.depth, product);
+    } else {
+      RunTask(kernels, p, t, b.depth);
+    }
   });
 }
 

@@ -57,17 +57,18 @@ HWY_INLINE void StoreRow(float* c, __m256 sum0, __m256 sum1) {
   _mm256_storeu_ps(c + 8, sum1);
 }
 
+// `kPacked`: a_stride is kRows, which saves an addition for every k.
 // The sums are variables, not an array: in an array compilers keep them in memory.
-template <bool kBf16, int kRows>
+template <bool kBf16, int kRows, bool kPacked>
 HWY_NOINLINE void FullTile(const Tile& t, int64_t panel) {
   static_assert(kRows >= 4 && kRows <= 6);
   constexpr int kRowBytes = kPanel * (kBf16 ? 2 : 4);
   float* c = t.c + panel * kPanel;
-  const ptrdiff_t s = t.c_stride, a_stride = t.a_stride;
+  const ptrdiff_t s = t.c_stride, a_stride = kPacked ? kRows : t.a_stride;
   const float* a = t.a;
   const char* b = static_cast<const char*>(t.panels.data) +
                   panel * t.panel_stride * static_cast<ptrdiff_t>(kBf16 ? 2 : 4);
-  const char* ahead = static_cast<const char*>(t.ahead);
+  const char* ahead = t.ahead != nullptr ? static_cast<const char*>(t.ahead) : b;
   const __m256i high_half = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   __m256 c00 = _mm256_setzero_ps(), c01 = c00, c10 = c00, c11 = c00, c20 = c00, c21 = c00;
   __m256 c30 = c00, c31 = c00, c40 = c00, c41 = c00, c50 = c00, c51 = c00;
@@ -82,13 +83,13 @@ HWY_NOINLINE void FullTile(const Tile& t, int64_t panel) {
   const auto one = [&](int i) HWY_ATTR {
     __m256 b0, b1;
     LoadTwo<kBf16>(b + i * kRowBytes, high_half, b0, b1);
-    AddRow(a, b0, b1, c00, c01);
-    AddRow(a + 1, b0, b1, c10, c11);
-    AddRow(a + 2, b0, b1, c20, c21);
-    AddRow(a + 3, b0, b1, c30, c31);
-    if constexpr (kRows > 4) AddRow(a + 4, b0, b1, c40, c41);
-    if constexpr (kRows > 5) AddRow(a + 5, b0, b1, c50, c51);
-    a += a_stride;
+    const float* x = a + i * a_stride;
+    AddRow(x, b0, b1, c00, c01);
+    AddRow(x + 1, b0, b1, c10, c11);
+    AddRow(x + 2, b0, b1, c20, c21);
+    AddRow(x + 3, b0, b1, c30, c31);
+    if constexpr (kRows > 4) AddRow(x + 4, b0, b1, c40, c41);
+    if constexpr (kRows > 5) AddRow(x + 5, b0, b1, c50, c51);
   };
   int64_t k = t.k;
   for (; k >= kKPerLine; k -= kKPerLine) {
@@ -98,15 +99,23 @@ HWY_NOINLINE void FullTile(const Tile& t, int64_t panel) {
     one(1);
     one(2);
     one(3);
+    a += kKPerLine * a_stride;
     b += kKPerLine * kRowBytes;
   }
-  for (; k > 0; --k, b += kRowBytes) one(0);
+  for (; k > 0; --k, a += a_stride, b += kRowBytes) one(0);
   StoreRow(c, c00, c01);
   StoreRow(c + s, c10, c11);
   StoreRow(c + 2 * s, c20, c21);
   StoreRow(c + 3 * s, c30, c31);
   if constexpr (kRows > 4) StoreRow(c + 4 * s, c40, c41);
   if constexpr (kRows > 5) StoreRow(c + 5 * s, c50, c51);
+}
+
+template <bool kBf16, int kRows>
+HWY_INLINE void FullTiles(const Tile& t) {
+  for (int64_t p = 0; p < t.num_panels; ++p) {
+    t.a_stride == kRows ? FullTile<kBf16, kRows, true>(t, p) : FullTile<kBf16, kRows, false>(t, p);
+  }
 }
 }  // namespace HWY_NAMESPACE
 }  // namespace stretto::engine::cpu

@@ -28,22 +28,34 @@ HWY_INLINE void AccumulateOne(const float* HWY_RESTRICT a, ptrdiff_t row_stride,
   }
 }
 
-// acc += a(·, k) · panels[k] for k = 0 … num_k − 1, a's rows apart. What stands `ahead` bytes after
-// the panels, where the next panels are, is fetched into the second-level cache on the way (0:
-// nothing is).
-template <bool kFma, bool kBf16, int kRows, int kPanels>
+// acc += a(·, k) · panels[k] for k = 0 … num_k − 1, a's rows apart. With kFetch, what stands
+// `ahead` bytes after the panels, where the next panels are, is fetched into the second-level cache
+// on the way.
+template <bool kFma, bool kBf16, bool kFetch, int kRows, int kPanels>
 HWY_INLINE void AccumulateRows(const float* HWY_RESTRICT a, ptrdiff_t a_stride, const char* panels,
                                ptrdiff_t panel_bytes, ptrdiff_t ahead, int64_t num_k,
                                Accumulators<kRows, kPanels>& acc) {
   constexpr int kRowBytes = kPanel * (kBf16 ? 2 : 4);
-  // Not unrolled: the compiler would load two rows of a panel at once, for which there are too few
-  // registers.
-#pragma GCC unroll 1
-  for (int64_t k = 0; k < num_k; ++k) {
-    for (int p = 0; p < kPanels; ++p) {
-      __builtin_prefetch(panels + p * panel_bytes + k * kRowBytes + ahead, 0, 2);
+  // A large tile is not unrolled: the compiler would load two rows of a panel at once, for which
+  // there are too few registers.
+  constexpr int kUnroll = kRows * kPanels * kVectors <= kMaxAccumulators / 2 ? 4 : 1;
+  const auto one = [&](int64_t k) HWY_ATTR {
+    if constexpr (kFetch) {
+      for (int p = 0; p < kPanels; ++p) {
+        __builtin_prefetch(panels + p * panel_bytes + k * kRowBytes + ahead, 0, 2);
+      }
     }
     AccumulateOne<kFma, kBf16>(a + k, a_stride, panels + k * kRowBytes, panel_bytes, acc);
+  };
+  int64_t k = 0;
+#pragma GCC unroll 1
+  for (; k + kUnroll <= num_k; k += kUnroll) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kUnroll; ++i) one(k + i);
+  }
+  if constexpr (kUnroll > 1) {
+#pragma GCC unroll 1
+    for (; k < num_k; ++k) one(k);
   }
 }
 
@@ -84,11 +96,14 @@ HWY_NOINLINE void TilePanels(const Tile& t, int64_t first_panel) {
   const ptrdiff_t panel_bytes = t.panel_stride * kBytes;
   panels += first_panel * panel_bytes;
   if constexpr (kKMajor) {
-    AccumulateInterleaved<kFma, kBf16>(t.a, t.a_stride, panels, panel_bytes,
-                                       static_cast<const char*>(t.ahead), t.k, acc);
+    AccumulateInterleaved<kFma, kBf16>(
+        t.a, t.a_stride, panels, panel_bytes,
+        t.ahead != nullptr ? static_cast<const char*>(t.ahead) : panels, t.k, acc);
+  } else if (kRows <= 3 && t.num_panels == 1) {
+    AccumulateRows<kFma, kBf16, false>(t.a, t.a_stride, panels, panel_bytes, 0, t.k, acc);
   } else {
-    AccumulateRows<kFma, kBf16>(t.a, t.a_stride, panels, panel_bytes, panel_bytes * kPanels, t.k,
-                                acc);
+    AccumulateRows<kFma, kBf16, true>(t.a, t.a_stride, panels, panel_bytes, panel_bytes * kPanels,
+                                      t.k, acc);
   }
   StoreC(t, c, acc);
 }
@@ -97,7 +112,7 @@ template <bool kFma, bool kBf16, bool kKMajor, int kRows>
 HWY_INLINE void TileRows(const Tile& t) {
 #if HWY_TARGET == HWY_AVX2
   if constexpr (kFma && kKMajor && kRows >= 4) {
-    for (int64_t p = 0; p < t.num_panels; ++p) FullTile<kBf16, kRows>(t, p);
+    FullTiles<kBf16, kRows>(t);
     return;
   }
 #endif
@@ -118,8 +133,8 @@ HWY_NOINLINE void BlockTileRows(const Tile& t, const int64_t* offsets, int64_t n
   LoadC(t, t.c, acc);
   const char* base = static_cast<const char*>(t.panels.data);
   for (int64_t b = 0; b < num_blocks; ++b) {
-    AccumulateRows<kFma, kBf16>(t.a + b * kPanel, t.a_stride, base + offsets[b] * kBytes, 0, 0, t.k,
-                                acc);
+    AccumulateRows<kFma, kBf16, false>(t.a + b * kPanel, t.a_stride, base + offsets[b] * kBytes, 0,
+                                       0, t.k, acc);
   }
   StoreC(t, t.c, acc);
 }
@@ -307,8 +322,8 @@ void InterleaveColumns(Source rows, ptrdiff_t row_stride, int num_columns, int64
 static_assert(kMaxRows <= 16);
 template <bool kFma>
 constexpr GemmKernels MakeGemmKernels() {
-  return {kMaxRows,   kSlot,          TileOf<kFma>, BlockTileOf<kFma>,
-          PackPanels, PackTransposed, Interleave,   InterleaveColumns};
+  return {kMaxRows,   PanelsFor(kMaxRows), kSlot,      TileOf<kFma>,     BlockTileOf<kFma>,
+          PackPanels, PackTransposed,      Interleave, InterleaveColumns};
 }
 constexpr GemmKernels kGemmTwoRoundings = MakeGemmKernels<false>();
 constexpr GemmKernels kGemmFused = MakeGemmKernels<kHaveFma>();

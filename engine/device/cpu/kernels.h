@@ -78,6 +78,7 @@ inline constexpr int64_t kLineBytes = 64;
 
 struct GemmKernels {
   int max_rows = 1;
+  int panels_at_once = 1;  // that a tile of max_rows shares its loads of A among
   // Storage order inside a bf16 panel row: column j stands at bf16_slot[j].
   const uint8_t* bf16_slot = nullptr;
   void (*tile)(const Tile& t) = nullptr;
