@@ -21,6 +21,20 @@ class StreamingText final : public engine::TextDecoder {
  private:
   engine::StreamDecoder decoder_;
 };
+
+// The model's own weights, or those of a checkpoint.
+absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> LoadWeights(
+    const services::ModelHost& host, const std::string& checkpoint) {
+  std::shared_ptr<const engine::TensorSource> source = host.files.tensors;
+  if (!checkpoint.empty()) {
+    ASSIGN_OR_RETURN(source, OpenMasters(checkpoint));
+  }
+  const auto stream = host.device->CreateStream();
+  auto weights =
+      engine::ModelWeights::Load(*host.device, *stream, host.files.config, host.dtype, *source);
+  if (!weights.ok()) return Annotate(weights.status(), source->path());
+  return std::shared_ptr<const engine::ModelWeights>(*std::move(weights));
+}
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const engine::TensorSource>> OpenMasters(
@@ -50,20 +64,18 @@ absl::StatusOr<LocalModelOptions> OptionsOfRunDir(const std::string& run_dir) {
 
 absl::StatusOr<std::unique_ptr<LocalModel>> LocalModel::Open(const LocalModelOptions& options) {
   auto model = std::make_unique<LocalModel>();
-  ASSIGN_OR_RETURN(model->host_, services::OpenModelHost(options.host));
-  RETURN_IF_ERROR(model->OpenEngine(options));
+  std::shared_ptr<const engine::ModelWeights> weights;
+  const auto load = [&](const services::ModelHost& host) -> absl::Status {
+    ASSIGN_OR_RETURN(weights, LoadWeights(host, options.checkpoint));
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(model->host_, services::OpenModelHost(options.host, load));
+  RETURN_IF_ERROR(model->OpenEngine(options, std::move(weights)));
   return model;
 }
 
-absl::Status LocalModel::OpenEngine(const LocalModelOptions& options) {
-  std::shared_ptr<const engine::TensorSource> source = host_->files.tensors;
-  if (!options.checkpoint.empty()) {
-    ASSIGN_OR_RETURN(source, OpenMasters(options.checkpoint));
-  }
-  const auto stream = host_->device->CreateStream();
-  auto weights = engine::ModelWeights::Load(*host_->device, *stream, host_->files.config,
-                                            host_->dtype, *source);
-  if (!weights.ok()) return Annotate(weights.status(), source->path());
+absl::Status LocalModel::OpenEngine(const LocalModelOptions& options,
+                                    std::shared_ptr<const engine::ModelWeights> weights) {
   engine::EngineOptions engine_options;
   engine_options.kv_cache_bytes = options.kv_cache_mb << 20;
   engine_options.max_running = options.max_running;
@@ -73,7 +85,7 @@ absl::Status LocalModel::OpenEngine(const LocalModelOptions& options) {
   };
   ASSIGN_OR_RETURN(engine_, engine::InferenceEngine::Create(
                                 *host_->transformer,
-                                {.weights = *std::move(weights), .hash = "local"}, engine_options));
+                                {.weights = std::move(weights), .hash = "local"}, engine_options));
   return absl::OkStatus();
 }
 

@@ -35,14 +35,10 @@ ModelHostOptions OptionsOfRun(const RunConfig& run, int threads) {
       .threads = threads};
 }
 
-absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions& options) {
-  auto host = std::make_unique<ModelHost>();
-  ASSIGN_OR_RETURN(host->dtype, ParseDType(options.dtype));
-  ASSIGN_OR_RETURN(host->weight_format, engine::ParseWeightFormat(options.weight_dtype));
+namespace {
+// Makes what the files' headers and the options decide.
+absl::Status MakeDevice(const ModelHostOptions& options, ModelHost* host) {
   ASSIGN_OR_RETURN(const engine::WeightFormat kv_format, engine::ParseKvFormat(options.kv_dtype));
-  ASSIGN_OR_RETURN(host->files, engine::OpenModel(options.path));
-  RETURN_IF_ERROR(engine::CheckShapes(host->files.config, *host->files.tensors));
-  ASSIGN_OR_RETURN(host->prompts, engine::PromptEncoder::Open(host->files, options.prompts));
   ASSIGN_OR_RETURN(host->device, engine::CreateDevice(
                                      {.backend = options.backend, .num_threads = options.threads}));
   engine::TransformerOptions transformer;
@@ -58,6 +54,26 @@ absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions&
   profile.weights = host->weight_format;
   profile.kv = kv_format;
   host->profile = ToProto(profile);
+  return absl::OkStatus();
+}
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(
+    const ModelHostOptions& options,
+    const std::function<absl::Status(const ModelHost&)>& meanwhile) {
+  auto host = std::make_unique<ModelHost>();
+  ASSIGN_OR_RETURN(host->dtype, ParseDType(options.dtype));
+  ASSIGN_OR_RETURN(host->weight_format, engine::ParseWeightFormat(options.weight_dtype));
+  ASSIGN_OR_RETURN(host->files, engine::OpenModel(options.path));
+  RETURN_IF_ERROR(engine::CheckShapes(host->files.config, *host->files.tensors));
+  absl::StatusOr<std::unique_ptr<engine::PromptEncoder>> prompts;
+  std::thread reader([&] { prompts = engine::PromptEncoder::Open(host->files, options.prompts); });
+  absl::Status made = MakeDevice(options, host.get());
+  if (made.ok() && meanwhile) made = meanwhile(*host);
+  reader.join();
+  RETURN_IF_ERROR(prompts.status());
+  RETURN_IF_ERROR(made);
+  host->prompts = *std::move(prompts);
   return host;
 }
 

@@ -3,6 +3,7 @@
 // coordinator does not link this.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,8 +43,11 @@ struct ModelHost {
 };
 
 // Opens and checks files, makes device, transformer and tokenizer. Weights are not read. Errors
-// name path and reason. Blocks.
-absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(const ModelHostOptions& options);
+// name path and reason. Blocks. `meanwhile`, if any, is called while another thread reads the
+// tokenizer: with all of the host but `prompts`.
+absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(
+    const ModelHostOptions& options,
+    const std::function<absl::Status(const ModelHost&)>& meanwhile = {});
 
 // Version 0: the weights as the files have them, in the dtype of computation. The same files and
 // dtype give the same hash in every service. A NaN or infinity is an error that names the tensor.

@@ -11,7 +11,7 @@
 namespace stretto::engine::cpu {
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kLarge = 4 * kHugePage;
+constexpr size_t kLarge = kHugePage;
 constexpr size_t kMaxFreeBytes = size_t{256} << 20;
 
 // Sizes are rounded so that similar requests find each other's freed blocks.
