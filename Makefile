@@ -1,8 +1,10 @@
 # The project's commands. The scripts work on a bare Debian 12, where there is no make yet.
-.PHONY: build test demo bench lint format asan tsan clang fuzz clean
+.PHONY: build test demo bench bench-generator same-bits lint format asan tsan clang fuzz clean
 build:            ; scripts/install-packages && scripts/build release
 test:             ; scripts/test
 demo:             ; scripts/demo $(ARGS)
+# The random tests of the generator's promise with other seeds: make same-bits SEEDS=100
+same-bits:        ; scripts/same-bits $(SEEDS)
 lint:             ; scripts/lint
 format:           ; scripts/lint --fix
 asan:             ; scripts/build asan && ctest --test-dir build/asan --output-on-failure --no-tests=error
@@ -10,5 +12,7 @@ tsan:             ; scripts/build tsan && ctest --test-dir build/tsan --output-o
 clang:            ; scripts/build clang && ctest --test-dir build/clang --output-on-failure --no-tests=error
 fuzz:             ; scripts/fuzz $(SECONDS_EACH)
 bench:            bench-device bench-trainer bench-generator
+# Compares with llama.cpp and transformers as well, which it installs into build/bench/venv.
+bench-generator:  ; scripts/build release bench_generator stretto && build/release/bin/bench_generator && bench/rivals/rivals.py
 bench-%:          ; scripts/build release bench_$* && build/release/bin/bench_$*
 clean:            ; rm -rf build/release build/debug build/asan build/tsan build/clang build/fuzz build/cuda

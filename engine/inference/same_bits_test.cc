@@ -147,6 +147,48 @@ TEST_CASE("same bits in every situation, reference") {
   CheckSameBits("reference", DType::kF32, 20, 8);
 }
 
+TEST_CASE("same bits in batches of 2 to 128 strangers") {
+  PhiloxStream random(::stretto::testing::Seed());
+  INFO("seed " << ::stretto::testing::Seed());
+  const Model model = MakeModel("cpu", 2, DType::kBF16);
+  const std::vector<Case> cases = MakeCases(model, random, 128);
+  for (const int32_t company : {2, 3, 5, 8, 13, 21, 34, 55, 89, 128}) {
+    INFO(company << " at once");
+    EngineOptions options;
+    options.num_kv_blocks = 1000;
+    options.max_running = company;
+    options.max_tokens_per_step = 512;
+    options.eos_ids = {5};
+    const auto engine = model.Engine(options);
+    Results results;
+    for (int32_t i = 0; i < company; ++i) {
+      REQUIRE_OK(engine->Submit(cases[static_cast<size_t>(i)].request));
+    }
+    RunToEnd(*engine, results);
+    for (int32_t i = 0; i < company; ++i) {
+      REQUIRE(results[static_cast<uint64_t>(i)].SameBits(cases[static_cast<size_t>(i)].alone));
+    }
+  }
+}
+
+TEST_CASE("same bits with prefills chunked at every size") {
+  PhiloxStream random(::stretto::testing::Seed());
+  INFO("seed " << ::stretto::testing::Seed());
+  const Model model = MakeModel("cpu", 2, DType::kBF16);
+  const std::vector<Case> cases = MakeCases(model, random, 6);
+  for (int32_t chunk = 1; chunk <= 64; ++chunk) {
+    INFO("chunks of " << chunk);
+    EngineOptions options;
+    options.num_kv_blocks = 64;
+    options.max_running = 1;
+    options.max_tokens_per_step = chunk;
+    options.prefix_cache = false;
+    options.eos_ids = {5};
+    const auto engine = model.Engine(options);
+    for (const Case& c : cases) REQUIRE(RunAlone(*engine, c.request).SameBits(c.alone));
+  }
+}
+
 TEST_CASE("same bits with quantised keys and values, speculated or not") {
   CheckSameBits("cpu", DType::kBF16, 40, 6, /*speculate=*/false, WeightFormat::kInt8);
   CheckSameBits("cpu", DType::kBF16, 40, 6, /*speculate=*/true, WeightFormat::kFp8);
