@@ -45,6 +45,7 @@ void ScatterQuantized(const KvBlocks& kv, int64_t first, int64_t token, const fl
 }
 
 constexpr uint8_t kInOrder[kPanel] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+constexpr int64_t kBlocksAhead = 2;
 constexpr int64_t kQueriesAtOnce = 24;  // (row, head) pairs that share one pass over keys
 
 // The work of one task: a piece of a run, one kv head.
@@ -71,13 +72,15 @@ class Piece {
     for (int64_t b = 0; b < num_blocks; ++b) offsets_[b] = run.blocks[b] * kv.block_elements();
   }
 
-  void Compute(const Tensor& out, const Tensor& q) {
+  // `next`: the kv head that the same thread goes on with, or -1.
+  void Compute(const Tensor& out, const Tensor& q, int64_t next) {
     for (int64_t i = 0; i < run_.num_rows; ++i) {
       kernels_.row->convert(Sink{q_ + i * heads_ * shape_.head_dim, false},
                             RowOf(q, run_.row + i) + g_ * heads_ * shape_.head_dim,
                             heads_ * shape_.head_dim);
     }
     Scores();
+    if (next >= 0) PrefetchFirstKeys(next);
     for (int64_t i = 0; i < queries_; ++i) {
       const int64_t row = i / heads_;
       sums_[i] = kernels_.softmax->attention_softmax(scores_ + i * padded_context_, Begin(row),
@@ -143,18 +146,24 @@ class Piece {
     }
   }
 
+  static void Prefetch(const char* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += kLineBytes) __builtin_prefetch(from + i, 0, 2);
+  }
+  void PrefetchKeys(int64_t b, int64_t g) const {
+    Prefetch(kv_.At(offsets_[b] + kv_.KeyOffset(g)),
+             kv_.head_dim * kBlockTokens * kv_.element_bytes());
+  }
   // Blocks lie anywhere in memory: asks for the keys of the block after next, and for the values of
   // this one, which are needed when all scores are known.
   void PrefetchForBlock(int64_t b) const {
-    const int64_t element = kv_.element_bytes();
-    const auto fetch = [](const char* from, int64_t bytes) {
-      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
-    };
-    fetch(kv_.At(offsets_[b] + kv_.ValueOffset(g_)),
-          kv_.padded_head_dim() * kBlockTokens * element);
-    if (b + 2 < padded_context_ / kBlockTokens) {
-      fetch(kv_.At(offsets_[b + 2] + kv_.KeyOffset(g_)), kv_.head_dim * kBlockTokens * element);
-    }
+    Prefetch(kv_.At(offsets_[b] + kv_.ValueOffset(g_)),
+             kv_.padded_head_dim() * kBlockTokens * kv_.element_bytes());
+    if (b + kBlocksAhead < padded_context_ / kBlockTokens) PrefetchKeys(b + kBlocksAhead, g_);
+  }
+  // Of a head whose turn comes: what PrefetchForBlock would be too late for.
+  void PrefetchFirstKeys(int64_t g) const {
+    const int64_t first = Begin(0) / kBlockTokens, num_blocks = padded_context_ / kBlockTokens;
+    for (int64_t b = first; b < std::min(num_blocks, first + kBlocksAhead); ++b) PrefetchKeys(b, g);
   }
 
   // Continues the chains of queries [query, query + count) over tokens [begin, end) of which all
@@ -330,9 +339,15 @@ void AttendRuns(const Kernels& kernels, ThreadPool& pool, const AttentionShape& 
   }
   // Long pieces first would balance best; the last rows of a run are its longest.
   const int64_t num_pieces = static_cast<int64_t>(pieces.size());
-  pool.ParallelFor(num_pieces * shape.num_kv_heads, [&](int64_t i) {
-    const QueryRun& piece = pieces[num_pieces - 1 - i / shape.num_kv_heads];
-    Piece(kernels, shape, kv, piece, i % shape.num_kv_heads).Compute(out, q);
+  // Where pieces are many, one thread computes all heads of a piece.
+  const int64_t heads_of_task = num_pieces >= 4 * pool.num_threads() ? shape.num_kv_heads : 1;
+  const int64_t tasks_of_piece = shape.num_kv_heads / heads_of_task;
+  pool.ParallelFor(num_pieces * tasks_of_piece, [&](int64_t i) {
+    const QueryRun& piece = pieces[num_pieces - 1 - i / tasks_of_piece];
+    const int64_t begin = i % tasks_of_piece * heads_of_task, end = begin + heads_of_task;
+    for (int64_t g = begin; g < end; ++g) {
+      Piece(kernels, shape, kv, piece, g).Compute(out, q, g + 1 < end ? g + 1 : -1);
+    }
   });
 }
 
