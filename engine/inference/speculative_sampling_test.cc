@@ -34,6 +34,19 @@ Model SmallModel() {
   return MakeModel("cpu", 1, DType::kF32, shape);
 }
 
+// Pairs of tokens, where the first decides what the second can be.
+std::shared_ptr<const Constraint> Pairs() {
+  const auto trie =
+      std::make_shared<const TokenTrie>(std::vector<std::string>{"a", "b", "c", "d", "e", "f"});
+  auto pairs = Constraint::Compile({ConstraintSpec::Kind::kRegex, "(?:[a-d][bdf]|e[ace])*"}, trie);
+  REQUIRE_OK(pairs);
+  return *std::move(pairs);
+}
+bool ObeysPairs(const Ids& completion, int32_t token) {
+  if (completion.size() % 2 == 0) return token != 5;
+  return (token % 2 == 1) == (completion.back() != 4);
+}
+
 class Oracle {
  public:
   explicit Oracle(const Model& model) : model_(model), weights_(model.Weights(1)) {
@@ -101,6 +114,9 @@ class Oracle {
     }
     if (static_cast<int32_t>(completion.size()) < p.min_tokens) {
       for (const int32_t t : p.stop_ids) z[t] = -1e30;
+    }
+    for (int32_t t = 0; t < kVocabulary; ++t) {
+      if (p.constraint != nullptr && !ObeysPairs(completion, t)) z[t] = -1e30;
     }
     std::vector<double> probability(kVocabulary, 0.0);
     std::vector<int32_t> order(kVocabulary);
@@ -201,6 +217,9 @@ std::map<std::string, SamplingParams> AllParams() {
   all["bias"].logit_bias = {{1, 0.8f}, {4, -0.5f}};
   all["stop, min_tokens"].stop_ids = {2};
   all["stop, min_tokens"].min_tokens = 3;
+  all["constraint"].constraint = Pairs();
+  all["constraint, top_k"].constraint = Pairs();
+  all["constraint, top_k"].top_k = 2;
   SamplingParams& p = all["together"];
   p.temperature = 1.3f, p.top_k = 5, p.top_p = 0.95f, p.min_p = 0.02f, p.stop_ids = {3};
   p.min_tokens = 2, p.repetition_penalty = 1.2f, p.presence_penalty = 0.3f;
