@@ -1,6 +1,8 @@
 // Regular expressions and JSON Schemas to automata, and masks over a vocabulary.
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <regex>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -389,5 +391,34 @@ TEST_CASE("masks allow the tokens whose bytes lead on, no others") {
   CHECK(get("a") == first);  // "b" was the one to go
   CHECK(!cache.Get({ConstraintSpec::Kind::kRegex, "("}).ok());
   CHECK(num_made == 1);
+}
+
+TEST_CASE("threads that share a cache get the same masks") {
+  std::vector<std::string> bytes(256);
+  for (int i = 0; i < 256; ++i) bytes[static_cast<size_t>(i)] += static_cast<char>(i);
+  ConstraintCache cache([&] { return std::make_shared<const TokenTrie>(bytes); }, 2);
+  std::vector<std::thread> threads;
+  std::atomic<int> num_wrong{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 40; ++round) {
+        const int digits = 1 + (round + t) % 4;
+        const auto constraint =
+            cache.Get({ConstraintSpec::Kind::kRegex, absl::StrCat("[0-9]{", digits, "}")});
+        if (!constraint.ok()) {
+          ++num_wrong;
+          continue;
+        }
+        int32_t state = (*constraint)->start();
+        for (int i = 0; i < digits; ++i) {
+          num_wrong += (*constraint)->Mask(state)->count == 10 ? 0 : 1;
+          state = (*constraint)->Next(state, '7');
+        }
+        num_wrong += (*constraint)->MustEnd(state) ? 0 : 1;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(num_wrong == 0);
 }
 }  // namespace stretto::engine

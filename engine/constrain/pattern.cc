@@ -78,7 +78,7 @@ PatternPtr Chars(CharSet set) {
   return pattern;
 }
 
-PatternPtr JsonChars(CharSet set) {
+PatternPtr JsonChars(const CharSet& set) {
   CharSet plain;
   std::vector<PatternPtr> parts;
   const auto escape = [&parts](absl::string_view text) { parts.push_back(Literal(text)); };

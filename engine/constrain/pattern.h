@@ -48,7 +48,7 @@ PatternPtr EmptyText();
 PatternPtr Literal(absl::string_view bytes);
 PatternPtr Chars(CharSet set);
 // The same as a JSON string writes them: control characters, quotes and backslashes escaped.
-PatternPtr JsonChars(CharSet set);
+PatternPtr JsonChars(const CharSet& set);
 PatternPtr Concat(std::vector<PatternPtr> parts);
 PatternPtr Alternate(std::vector<PatternPtr> parts);
 PatternPtr Repeat(PatternPtr part, int32_t min, int32_t max);

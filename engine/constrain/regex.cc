@@ -63,7 +63,7 @@ class RegexParser {
   }
   PatternPtr Set(CharSet set) const {
     set.Normalize();
-    return kind_ == RegexText::kPlain ? Chars(std::move(set)) : JsonChars(std::move(set));
+    return kind_ == RegexText::kPlain ? Chars(std::move(set)) : JsonChars(set);
   }
   PatternPtr Anything() const { return Repeat(Set(AnyChar()), 0, -1); }
 
