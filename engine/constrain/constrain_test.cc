@@ -393,6 +393,9 @@ TEST_CASE("masks allow the tokens whose bytes lead on, no others") {
   CHECK(num_made == 1);
 }
 
+// The mutexes of Debian's Abseil are unknown to ThreadSanitizer, which would see races in every
+// use.
+#ifndef __SANITIZE_THREAD__
 TEST_CASE("threads that share a cache get the same masks") {
   std::vector<std::string> bytes(256);
   for (int i = 0; i < 256; ++i) bytes[static_cast<size_t>(i)] += static_cast<char>(i);
@@ -421,4 +424,5 @@ TEST_CASE("threads that share a cache get the same masks") {
   for (std::thread& thread : threads) thread.join();
   CHECK(num_wrong == 0);
 }
+#endif
 }  // namespace stretto::engine
