@@ -181,6 +181,12 @@ class Device {
   // Host memory, row-major and contiguous, of the tensor's dtype, to or from the tensor. Blocking.
   virtual void Upload(Stream& stream, const Tensor& dst, const void* src) = 0;
   virtual void Download(Stream& stream, const Tensor& src, void* dst) = 0;
+  // Where the host may write all elements of `dst` itself, or null if it can't reach them. What is
+  // enqueued already must not touch `dst`.
+  virtual void* HostMemory(const Tensor& dst) {
+    static_cast<void>(dst);
+    return nullptr;
+  }
   // dst = src, converting between kF32 and kBF16.
   virtual void Copy(Stream& stream, const Tensor& dst, const Tensor& src) = 0;
   virtual void Fill(Stream& stream, const Tensor& dst, float value) = 0;

@@ -24,30 +24,35 @@ class Loader {
     for (const LayerParameters& l : layout_.layers) {
       largest = std::max({largest, l.qkv.size(), l.o.size(), l.gate_up.size(), l.down.size()});
     }
-    host_.resize(static_cast<size_t>(largest) * SizeOf(dtype_));
-    ASSIGN_OR_RETURN(staging_, device_.Allocate(host_.size()));
+    ASSIGN_OR_RETURN(staging_, device_.Allocate(static_cast<size_t>(largest) * SizeOf(dtype_)));
     return absl::OkStatus();
   }
   // Uploads the parameters that lie in `group`, which fill it, to `dst` of as many elements.
   absl::Status Upload(const ParameterView& group, const Tensor& dst) {
+    // Straight into the device's memory where the host reaches it.
+    auto* direct = static_cast<uint8_t*>(device_.HostMemory(dst));
+    if (direct == nullptr) host_.resize(staging_.bytes());
+    uint8_t* host = direct != nullptr ? direct : host_.data();
     int64_t read = 0;
     for (const Parameter& p : layout_.parameters()) {
       const int64_t begin = p.view.offset - group.offset;
       if (begin < 0 || begin >= group.size()) continue;
-      RETURN_IF_ERROR(reader_(p, dtype_, host_.data() + begin * SizeOf(dtype_)));
+      RETURN_IF_ERROR(reader_(p, dtype_, host + begin * SizeOf(dtype_)));
       read += p.view.size();
     }
     STRETTO_CHECK(read == group.size());
-    device_.Upload(stream_, dst, host_.data());
+    if (direct == nullptr) device_.Upload(stream_, dst, host_.data());
     return absl::OkStatus();
   }
-  // `base`: the group of the base version, or null.
+  // `base`: the group of the base version, or null. `resident`: the group where it has been
+  // uploaded already.
   absl::StatusOr<std::shared_ptr<PackedWeight>> Pack(const ParameterView& group,
                                                      WeightFormat format,
-                                                     const std::shared_ptr<PackedWeight>& base) {
+                                                     const std::shared_ptr<PackedWeight>& base,
+                                                     const Tensor& resident = {}) {
     if (base != nullptr && base->format() == format && !Changed(group)) return base;
-    const Tensor w_NK = staging_.View(dtype_, group.rows, group.cols);
-    RETURN_IF_ERROR(Upload(group, w_NK));
+    const Tensor w_NK = resident ? resident : staging_.View(dtype_, group.rows, group.cols);
+    if (!resident) RETURN_IF_ERROR(Upload(group, w_NK));
     ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> packed, device_.Pack(stream_, {w_NK}, format));
     return std::shared_ptr<PackedWeight>(std::move(packed));
   }
@@ -141,8 +146,10 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device,
   }
   const WeightFormat head =
       options.format == WeightFormat::kInt4 ? WeightFormat::kInt8 : options.format;
+  const bool tied = layout.lm_head.offset == layout.embedding.offset;
   ASSIGN_OR_RETURN(weights->lm_head,
-                   loader.Pack(layout.lm_head, head, base != nullptr ? base->lm_head : nullptr));
+                   loader.Pack(layout.lm_head, head, base != nullptr ? base->lm_head : nullptr,
+                               tied ? weights->embedding : Tensor{}));
   device.Synchronize(stream);
   return weights;
 }

@@ -148,6 +148,9 @@ class CpuDevice final : public Device {
                   row_bytes);
     }
   }
+  void* HostMemory(const Tensor& dst) override {
+    return dst.row_stride == dst.cols ? cpu::MutableRowOf(dst, 0).data : nullptr;
+  }
   void Download(Stream&, const Tensor& src, void* dst) override {
     const size_t row_bytes = static_cast<size_t>(src.cols) * SizeOf(src.dtype);
     for (int64_t r = 0; r < src.rows; ++r) {
