@@ -64,18 +64,16 @@ absl::StatusOr<LocalModelOptions> OptionsOfRunDir(const std::string& run_dir) {
 
 absl::StatusOr<std::unique_ptr<LocalModel>> LocalModel::Open(const LocalModelOptions& options) {
   auto model = std::make_unique<LocalModel>();
-  std::shared_ptr<const engine::ModelWeights> weights;
-  const auto load = [&](const services::ModelHost& host) -> absl::Status {
-    ASSIGN_OR_RETURN(weights, LoadWeights(host, options.checkpoint));
+  const auto load = [&](services::ModelHost& host) -> absl::Status {
+    ASSIGN_OR_RETURN(host.loaded, LoadWeights(host, options.checkpoint));
     return absl::OkStatus();
   };
   ASSIGN_OR_RETURN(model->host_, services::OpenModelHost(options.host, load));
-  RETURN_IF_ERROR(model->OpenEngine(options, std::move(weights)));
+  RETURN_IF_ERROR(model->OpenEngine(options));
   return model;
 }
 
-absl::Status LocalModel::OpenEngine(const LocalModelOptions& options,
-                                    std::shared_ptr<const engine::ModelWeights> weights) {
+absl::Status LocalModel::OpenEngine(const LocalModelOptions& options) {
   engine::EngineOptions engine_options;
   engine_options.kv_cache_bytes = options.kv_cache_mb << 20;
   engine_options.max_running = options.max_running;
@@ -84,8 +82,8 @@ absl::Status LocalModel::OpenEngine(const LocalModelOptions& options,
     return std::make_unique<StreamingText>(*tokenizer);
   };
   ASSIGN_OR_RETURN(engine_, engine::InferenceEngine::Create(
-                                *host_->transformer,
-                                {.weights = std::move(weights), .hash = "local"}, engine_options));
+                                *host_->transformer, {.weights = host_->loaded, .hash = "local"},
+                                engine_options));
   return absl::OkStatus();
 }
 

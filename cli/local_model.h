@@ -42,8 +42,7 @@ class LocalModel {
                                         const std::function<void(size_t, int32_t)>& on_token = {});
 
  private:
-  absl::Status OpenEngine(const LocalModelOptions& options,
-                          std::shared_ptr<const engine::ModelWeights> weights);
+  absl::Status OpenEngine(const LocalModelOptions& options);
 
   std::unique_ptr<services::ModelHost> host_;
   std::unique_ptr<engine::InferenceEngine> engine_;

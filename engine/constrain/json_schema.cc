@@ -294,8 +294,11 @@ class SchemaParser {
     for (const auto& [key, value] : schema.items()) {
       if (key == "type" || Annotations().count(key)) continue;
       any = true;
-      // Compared as numbers: an integer may be larger than any type has room for.
-      if (!value.is_number_integer() || value < -kMaxInteger || value > kMaxInteger) {
+      // A comparison of an unsigned value with a negative one would wrap around.
+      const bool large =
+          value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(kMaxInteger);
+      if (!value.is_number_integer() || large || value.get<int64_t>() < -kMaxInteger ||
+          value.get<int64_t>() > kMaxInteger) {
         return Error(Join(where, key),
                      absl::StrCat("expected an integer of at most ", kMaxIntegerDigits, " digits"));
       }

@@ -67,6 +67,9 @@ class EngineImpl final : public InferenceEngine {
   absl::Status Allocate(int64_t num_blocks);
 
   absl::Status Submit(Request request) override;
+  absl::Status Check(const Request& request) const override {
+    return ValidateRequest(request, limits_);
+  }
   absl::Status SubmitGroup(std::vector<Request> samples) override;
   absl::Span<const Event> Step() override;
   absl::Status Cancel(uint64_t request_id) override;

@@ -91,6 +91,8 @@ class InferenceEngine {
   // AlreadyExists: its id is in use, ResourceExhausted: the queue is full (try again later),
   // Unavailable: draining. A refused request leaves no trace. Allowed while paused.
   virtual absl::Status Submit(Request request) = 0;
+  // What Submit would say of the request's values: OK or InvalidArgument.
+  virtual absl::Status Check(const Request& request) const = 0;
   // Takes a group, all or none: requests with the same prompt_ids and priority and no forced
   // prefix. The prompt is computed once and its blocks are shared.
   virtual absl::Status SubmitGroup(std::vector<Request> samples) = 0;

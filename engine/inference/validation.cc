@@ -85,6 +85,10 @@ bool IsUtf8(absl::string_view s) {
 
 absl::Status ValidateStops(const Request& request, const RequestLimits& limits) {
   const SamplingParams& p = request.sampling;
+  if (p.stop_ids.size() > kMaxStopIds) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("stop_ids has ", p.stop_ids.size(), " entries: expected up to ", kMaxStopIds));
+  }
   RETURN_IF_ERROR(ValidateIds("stop_ids", p.stop_ids, limits));
   if (!limits.has_text && (request.want_text || !p.stop_strings.empty())) {
     return absl::InvalidArgumentError(

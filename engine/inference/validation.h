@@ -13,6 +13,7 @@ struct RequestLimits {
 };
 inline constexpr size_t kMaxStopStrings = 32;
 inline constexpr size_t kMaxStopStringBytes = 1024;
+inline constexpr size_t kMaxStopIds = 1024;
 
 // InvalidArgument, or OK.
 absl::Status ValidateRequest(const Request& request, const RequestLimits& limits);

@@ -59,8 +59,7 @@ absl::Status MakeDevice(const ModelHostOptions& options, ModelHost* host) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(
-    const ModelHostOptions& options,
-    const std::function<absl::Status(const ModelHost&)>& meanwhile) {
+    const ModelHostOptions& options, const std::function<absl::Status(ModelHost&)>& meanwhile) {
   auto host = std::make_unique<ModelHost>();
   ASSIGN_OR_RETURN(host->dtype, ParseDType(options.dtype));
   ASSIGN_OR_RETURN(host->weight_format, engine::ParseWeightFormat(options.weight_dtype));

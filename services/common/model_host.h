@@ -40,14 +40,15 @@ struct ModelHost {
   std::unique_ptr<engine::Transformer> transformer;
   std::unique_ptr<engine::PromptEncoder> prompts;  // tokenizer, chat format, stop ids
   v1::NumericProfile profile;
+  std::shared_ptr<const engine::ModelWeights> loaded;  // by OpenModelHost's `meanwhile`, if any
 };
 
 // Opens and checks files, makes device, transformer and tokenizer. Weights are not read. Errors
 // name path and reason. Blocks. `meanwhile`, if any, is called while another thread reads the
-// tokenizer: with all of the host but `prompts`.
+// tokenizer, with all of the host but `prompts`. What it makes on the device belongs into the host:
+// when the tokenizer can't be read the host ends before this returns, and the device with it.
 absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(
-    const ModelHostOptions& options,
-    const std::function<absl::Status(const ModelHost&)>& meanwhile = {});
+    const ModelHostOptions& options, const std::function<absl::Status(ModelHost&)>& meanwhile = {});
 
 // Version 0: the weights as the files have them, in the dtype of computation. The same files and
 // dtype give the same hash in every service. A NaN or infinity is an error that names the tensor.

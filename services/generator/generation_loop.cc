@@ -200,6 +200,8 @@ absl::Status GenerationLoop::SubmitOnThread(GenerationRequest& request,
     entry.priority = request.priority;
     entry.want_text = request.want_text;
     entry.prompt_logprobs = request.prompt_logprobs && requests.size() == 1;
+    // Before anything is copied for the others.
+    if (requests.size() == 1) RETURN_IF_ERROR(engine_->Check(entry));
     as_group = as_group && entry.forced_prefix.empty();
     generation->request_ids_.push_back(entry.id);
   }

@@ -46,10 +46,22 @@ void ReadSampling(Fields& fields, engine::SamplingParams* s) {
   ReadLogitBias(fields, s);
 }
 
-// The text of the schema at `path` of the body, its properties in their order.
+// The text of the schema at `path` of the body, its properties in their order; empty if it has more
+// keys than a schema that could be used. Nothing else of the body is kept: objects in order find
+// their keys by walking over all of them.
 std::string SchemaText(const std::string& body, const std::vector<std::string>& path) {
-  nlohmann::ordered_json json = nlohmann::ordered_json::parse(body, nullptr, false);
-  for (const std::string& key : path) json = nlohmann::ordered_json(json[key]);
+  using Ordered = nlohmann::ordered_json;
+  constexpr int kMaxKeys = 4096;
+  int num_keys = 0;
+  const auto keep = [&](int depth, Ordered::parse_event_t event, Ordered& parsed) {
+    if (event != Ordered::parse_event_t::key) return true;
+    const auto level = static_cast<size_t>(depth);
+    if (level <= path.size()) return parsed.get_ref<const std::string&>() == path[level - 1];
+    return ++num_keys <= kMaxKeys;
+  };
+  Ordered json = Ordered::parse(body, keep, /*allow_exceptions=*/false);
+  if (num_keys > kMaxKeys) return "";
+  for (const std::string& key : path) json = Ordered(json[key]);
   return json.is_string() ? json.get<std::string>() : json.dump();
 }
 
@@ -112,15 +124,21 @@ class ConstraintReader {
     }
     std::vector<std::string> path{key};
     if (!outer.empty()) path.insert(path.begin(), outer);
-    Set(fields, key, outer, {Kind::kJsonSchema, SchemaText(body_, path)});
+    SetSchema(fields, key, outer, path);
+  }
+  void SetSchema(Fields& fields, const std::string& key, const std::string& outer,
+                 const std::vector<std::string>& path) {
+    std::string text = SchemaText(body_, path);
+    if (text.empty()) return fields.Fail(key, "expected a JSON Schema of up to 4096 keys");
+    Set(fields, key, outer, {Kind::kJsonSchema, std::move(text)});
   }
 
   // The expression that matches these texts.
   static std::string AnyOf(const std::vector<std::string>& texts) {
     std::string expression;
-    for (const std::string& text : texts) {
-      if (!expression.empty()) expression += '|';
-      for (const char c : text) {
+    for (size_t i = 0; i < texts.size(); ++i) {
+      if (i > 0) expression += '|';
+      for (const char c : texts[i]) {
         if (absl::ascii_ispunct(static_cast<unsigned char>(c))) expression += '\\';
         expression += c;
       }
@@ -144,7 +162,7 @@ class ConstraintReader {
           !schema->value("schema", Json()).is_object()) {
         return fields.Fail(key, "expected a 'json_schema' with a 'schema'");
       }
-      Set(fields, key, "", {Kind::kJsonSchema, SchemaText(body_, {key, "json_schema", "schema"})});
+      SetSchema(fields, key, "", {key, "json_schema", "schema"});
     } else if (type != "text") {
       inner.Fail("type", "expected text, json_object or json_schema");
     }

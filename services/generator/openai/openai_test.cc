@@ -96,6 +96,7 @@ TEST_CASE("what an answer must match, in every spelling") {
           Kind::kRegex);
     CHECK(parsed(R"x("guided_choice": ["a.b", "(c|d)"])x", chat).constraint->text ==
           "a\\.b|\\(c\\|d\\)");
+    CHECK(parsed(R"("guided_choice": ["", "yes"])", chat).constraint->text == "|yes");
     CHECK(parsed(R"("response_format": {"type": "json_object"})", chat).constraint->kind ==
           Kind::kJsonObject);
     CHECK(!parsed(R"("response_format": {"type": "text"})", chat).constraint.has_value());
@@ -105,6 +106,12 @@ TEST_CASE("what an answer must match, in every spelling") {
   CHECK(two.param == "guided_json");
   CHECK(absl::StrContains(two.message, "guided_regex"));
   CHECK(RefusalOf({{"prompt", "1"}, {"guided_grammar", "a"}}).param == "guided_grammar");
+  // Objects in order find their keys slowly: a schema of very many is refused, and nothing but the
+  // schema is read in order.
+  Json many = Json::object();
+  for (int i = 0; i < 60000; ++i) many[std::to_string(i)] = 1;
+  CHECK(absl::StrContains(RefusalOf({{"prompt", "1"}, {"guided_json", many}}).message, "4096"));
+  CHECK(RefusalOf({{"prompt", "1"}, {"guided_json", "{}"}, {"many", many}}).param == "many");
 }
 
 TEST_CASE("a completion's fields") {
