@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/status.h"
 #include "services/common/log.h"
 
 namespace stretto::services {
