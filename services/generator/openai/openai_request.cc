@@ -1,5 +1,6 @@
 #include "services/generator/openai/openai_request.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/ascii.h"
@@ -53,11 +54,15 @@ std::string SchemaText(const std::string& body, const std::vector<std::string>& 
   using Ordered = nlohmann::ordered_json;
   constexpr int kMaxKeys = 4096;
   int num_keys = 0;
+  size_t num_matched = 0;  // of the path, by the keys that lead to where the parser is
   const auto keep = [&](int depth, Ordered::parse_event_t event, Ordered& parsed) {
     if (event != Ordered::parse_event_t::key) return true;
     const auto level = static_cast<size_t>(depth);
-    if (level <= path.size()) return parsed.get_ref<const std::string&>() == path[level - 1];
-    return ++num_keys <= kMaxKeys;
+    if (level > path.size()) return num_matched == path.size() && ++num_keys <= kMaxKeys;
+    const bool matches =
+        num_matched >= level - 1 && parsed.get_ref<const std::string&>() == path[level - 1];
+    num_matched = matches ? level : std::min(num_matched, level - 1);
+    return matches;
   };
   Ordered json = Ordered::parse(body, keep, /*allow_exceptions=*/false);
   if (num_keys > kMaxKeys) return "";
