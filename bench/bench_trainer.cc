@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "base/philox.h"
+#include "bench/smollm2.h"
 #include "engine/training/trainer_engine.h"
 
 namespace stretto::engine {
@@ -19,30 +20,13 @@ struct BenchOptions {
   bool recompute = false;
 };
 
-// SmolLM2-135M.
-ModelConfig Shape(const BenchOptions& o) {
-  ModelConfig c;
-  c.vocab_size = 49152;
-  c.hidden_size = 576;
-  c.intermediate_size = 1536;
-  c.num_layers = o.layers;
-  c.num_heads = 9;
-  c.num_kv_heads = 3;
-  c.head_dim = 64;
-  c.max_position_embeddings = 8192;
-  c.rope_theta = 100000;
-  c.rms_norm_eps = 1e-5;
-  c.tie_word_embeddings = true;
-  return c;
-}
+using bench::Must;
 
-template <class T>
-T Must(absl::StatusOr<T> value) {
-  if (!value.ok()) {
-    std::fprintf(stderr, "%s\n", value.status().ToString().c_str());
-    std::exit(1);
-  }
-  return *std::move(value);
+// SmolLM2-135M, or fewer layers of it.
+ModelConfig Shape(const BenchOptions& o) {
+  ModelConfig c = bench::SmolLm2Config();
+  c.num_layers = o.layers;
+  return c;
 }
 
 // Floating-point operations a second of a large product in the dtype of computation.

@@ -1,43 +1,15 @@
 #include "bench/generator_lab.h"
 
-#include <cstdio>
-#include <cstdlib>
-
 #include "base/bfloat16.h"
 #include "base/check.h"
 #include "bench/report.h"
+#include "bench/smollm2.h"
 #include "engine/formats/model_files.h"
 
 namespace stretto::bench {
 namespace {
-using engine::ModelConfig;
 using engine::ModelWeights;
 using engine::Transformer;
-
-template <class T>
-T Must(absl::StatusOr<T> value) {
-  if (!value.ok()) {
-    std::fprintf(stderr, "%s\n", value.status().ToString().c_str());
-    std::exit(1);
-  }
-  return *std::move(value);
-}
-
-ModelConfig SmolLm2Config() {
-  ModelConfig c;
-  c.vocab_size = 49152;
-  c.hidden_size = 576;
-  c.intermediate_size = 1536;
-  c.num_layers = 30;
-  c.num_heads = 9;
-  c.num_kv_heads = 3;
-  c.head_dim = 64;
-  c.max_position_embeddings = 8192;
-  c.rms_norm_eps = 1e-5;
-  c.rope_theta = 100000;
-  c.tie_word_embeddings = true;
-  return c;
-}
 
 // Small values without structure; norms are 1.
 absl::Status RandomParameter(const engine::Parameter& p, DType dtype, void* dst) {
