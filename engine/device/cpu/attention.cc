@@ -48,16 +48,26 @@ constexpr uint8_t kInOrder[kPanel] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 
 constexpr int64_t kBlocksAhead = 2;
 constexpr int64_t kQueriesAtOnce = 24;  // (row, head) pairs that share one pass over keys
 
-// The work of one task: a piece of a run, one kv head.
+// What a task works on: a piece of a run, one kv head.
+struct Place {
+  const QueryRun* run = nullptr;
+  int64_t g = 0;
+};
+
+int64_t LastOf(const QueryRun& run) { return run.context + run.num_rows - 1; }
+int64_t NumBlocks(const QueryRun& run) { return (LastOf(run) + kBlockTokens - 1) / kBlockTokens; }
+
+// The work of one task.
 class Piece {
  public:
-  Piece(const Kernels& kernels, const AttentionShape& shape, const KvBlocks& kv,
-        const QueryRun& run, int64_t g)
-      : kernels_(kernels), shape_(shape), kv_(kv), run_(run), g_(g) {
+  // `next`: where the same thread is likely to go on; run is nullptr where it ends.
+  Piece(const Kernels& kernels, const AttentionShape& shape, const KvBlocks& kv, const Place& place,
+        const Place& next)
+      : kernels_(kernels), shape_(shape), kv_(kv), run_(*place.run), g_(place.g), next_(next) {
     heads_ = shape.num_heads / shape.num_kv_heads;
-    queries_ = run.num_rows * heads_;
-    last_ = run.context + run.num_rows - 1;
-    padded_context_ = (last_ + kPanel - 1) / kPanel * kPanel;
+    queries_ = run_.num_rows * heads_;
+    num_blocks_ = NumBlocks(run_);
+    padded_context_ = num_blocks_ * kBlockTokens;
     const int64_t padded = kv.padded_head_dim();
     float* memory = FloatScratch(
         ScratchUse::kScores,
@@ -66,21 +76,20 @@ class Piece {
     acc_ = q_ + queries_ * shape.head_dim;
     scores_ = acc_ + queries_ * padded;
     sums_ = scores_ + queries_ * padded_context_;
-    const int64_t num_blocks = padded_context_ / kBlockTokens;
     offsets_ = static_cast<int64_t*>(
-        ThreadScratch(ScratchUse::kKeys, static_cast<size_t>(num_blocks) * sizeof(int64_t)));
-    for (int64_t b = 0; b < num_blocks; ++b) offsets_[b] = run.blocks[b] * kv.block_elements();
+        ThreadScratch(ScratchUse::kKeys, static_cast<size_t>(2 * num_blocks_) * sizeof(int64_t)));
+    next_offsets_ = offsets_ + num_blocks_;
+    for (int64_t b = 0; b < num_blocks_; ++b) offsets_[b] = run_.blocks[b] * kv.block_elements();
+    FindAhead();
   }
 
-  // `next`: the kv head that the same thread goes on with, or -1.
-  void Compute(const Tensor& out, const Tensor& q, int64_t next) {
+  void Compute(const Tensor& out, const Tensor& q) {
     for (int64_t i = 0; i < run_.num_rows; ++i) {
       kernels_.row->convert(Sink{q_ + i * heads_ * shape_.head_dim, false},
                             RowOf(q, run_.row + i) + g_ * heads_ * shape_.head_dim,
                             heads_ * shape_.head_dim);
     }
     Scores();
-    if (next >= 0) PrefetchFirstKeys(next);
     for (int64_t i = 0; i < queries_; ++i) {
       const int64_t row = i / heads_;
       sums_[i] = kernels_.softmax->attention_softmax(scores_ + i * padded_context_, Begin(row),
@@ -112,27 +121,74 @@ class Piece {
     }
   }
 
+  // Keys and values of more than about half the second-level cache would be gone from there before
+  // their turn came.
+  bool Long() const {
+    return num_blocks_ * kBlockTokens * 2 * kv_.head_dim * kv_.element_bytes() > 256 * 1024;
+  }
+  // Where the blocks are whose keys or values are fetched while those of block b are used: of a
+  // long context the block after next; else, while keys are used, the values of block b, and while
+  // values are used, the keys of block b of what comes next.
+  void FindAhead() {
+    for (int64_t b = 0; b < num_blocks_; ++b) {
+      int64_t block = run_.blocks[std::min(b + kBlocksAhead, num_blocks_ - 1)];
+      if (!Long() && next_.run != nullptr) {
+        block = next_.run->blocks[std::min(b, NumBlocks(*next_.run) - 1)];
+      }
+      next_offsets_[b] = block * kv_.block_elements();
+    }
+  }
+  // Not for quantised caches, whose tiles don't fetch.
+  void FetchDuringScores(int64_t b, Tile& t) const {
+    t.ahead = kv_.At(Long() ? kv_.KeyOffset(g_) : kv_.ValueOffset(g_));
+    t.ahead_offsets = (Long() ? next_offsets_ : offsets_) + b;
+  }
+  void FetchDuringOutputs(int64_t first_block, Tile& t) const {
+    if (!Long() && next_.run == nullptr) return;
+    t.ahead = kv_.At(Long() ? kv_.ValueOffset(g_) : kv_.KeyOffset(next_.g));
+    t.ahead_offsets = next_offsets_ + first_block;
+  }
+
   void Scores() {
-    for (int64_t b = Begin(0) / kBlockTokens; b < padded_context_ / kBlockTokens; ++b) {
-      const char* keys = kv_.At(offsets_[b] + kv_.KeyOffset(g_));
-      PrefetchForBlock(b);
+    const int64_t first = Begin(0) / kBlockTokens;
+    if (kv_.quantized()) {
+      for (int64_t b = first; b < num_blocks_; ++b) QuantizedScores(b);
+      return;
+    }
+    // Two blocks share the loads of queries: the second is the first one's neighbouring panel,
+    // wherever it lies.
+    for (int64_t b = first; b < num_blocks_; b += 2) {
+      const bool two = b + 1 < num_blocks_;
       ForTiles(0, queries_, [&](int64_t query, int64_t count) {
-        Tile t;
-        t.rows = static_cast<int>(count);
-        t.a = q_ + query * shape_.head_dim;
-        t.a_stride = shape_.head_dim;
-        t.k = shape_.head_dim;
-        t.panels = Source{keys, kv_.bf16};
-        t.c = scores_ + query * padded_context_ + b * kBlockTokens;
-        t.c_stride = padded_context_;
-        if (!kv_.quantized()) return kernels_.gemm->tile(t);
-        kernels_.quant->tile(t, kv_.format);
-        const float* scales = kv_.ScalesAt(offsets_[b] + kv_.KeyScaleOffset(g_));
-        for (int64_t i = 0; i < count; ++i) {
-          for (int64_t j = 0; j < kBlockTokens; ++j) t.c[i * padded_context_ + j] *= scales[j];
-        }
+        Tile t = ScoresTile(query, count, b);
+        t.num_panels = two ? 2 : 1;
+        t.panel_stride = two ? offsets_[b + 1] - offsets_[b] : 0;
+        if (query == 0) FetchDuringScores(b, t);
+        kernels_.gemm->tile(t);
       });
     }
+  }
+  Tile ScoresTile(int64_t query, int64_t count, int64_t b) const {
+    Tile t;
+    t.rows = static_cast<int>(count);
+    t.a = q_ + query * shape_.head_dim;
+    t.a_stride = shape_.head_dim;
+    t.k = shape_.head_dim;
+    t.panels = Source{kv_.At(offsets_[b] + kv_.KeyOffset(g_)), kv_.bf16};
+    t.c = scores_ + query * padded_context_ + b * kBlockTokens;
+    t.c_stride = padded_context_;
+    return t;
+  }
+  void QuantizedScores(int64_t b) {
+    PrefetchForBlock(b);
+    const float* scales = kv_.ScalesAt(offsets_[b] + kv_.KeyScaleOffset(g_));
+    ForTiles(0, queries_, [&](int64_t query, int64_t count) {
+      const Tile t = ScoresTile(query, count, b);
+      kernels_.quant->tile(t, kv_.format);
+      for (int64_t i = 0; i < count; ++i) {
+        for (int64_t j = 0; j < kBlockTokens; ++j) t.c[i * padded_context_ + j] *= scales[j];
+      }
+    });
   }
 
   // Each weight p_j of a query times the scale of the values that it will meet.
@@ -149,21 +205,14 @@ class Piece {
   static void Prefetch(const char* from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += kLineBytes) __builtin_prefetch(from + i, 0, 2);
   }
-  void PrefetchKeys(int64_t b, int64_t g) const {
-    Prefetch(kv_.At(offsets_[b] + kv_.KeyOffset(g)),
-             kv_.head_dim * kBlockTokens * kv_.element_bytes());
-  }
   // Blocks lie anywhere in memory: asks for the keys of the block after next, and for the values of
   // this one, which are needed when all scores are known.
   void PrefetchForBlock(int64_t b) const {
-    Prefetch(kv_.At(offsets_[b] + kv_.ValueOffset(g_)),
-             kv_.padded_head_dim() * kBlockTokens * kv_.element_bytes());
-    if (b + kBlocksAhead < padded_context_ / kBlockTokens) PrefetchKeys(b + kBlocksAhead, g_);
-  }
-  // Of a head whose turn comes: what PrefetchForBlock would be too late for.
-  void PrefetchFirstKeys(int64_t g) const {
-    const int64_t first = Begin(0) / kBlockTokens, num_blocks = padded_context_ / kBlockTokens;
-    for (int64_t b = first; b < std::min(num_blocks, first + kBlocksAhead); ++b) PrefetchKeys(b, g);
+    const int64_t bytes = kv_.padded_head_dim() * kBlockTokens * kv_.element_bytes();
+    Prefetch(kv_.At(offsets_[b] + kv_.ValueOffset(g_)), bytes);
+    if (b + kBlocksAhead < num_blocks_) {
+      Prefetch(kv_.At(offsets_[b + kBlocksAhead] + kv_.KeyOffset(g_)), bytes);
+    }
   }
 
   // Continues the chains of queries [query, query + count) over tokens [begin, end) of which all
@@ -180,19 +229,19 @@ class Piece {
           ExtendQuantized(first, rows, begin, num_tokens, num_blocks);
           return;
         }
-        for (int64_t c = 0; c < padded; c += kPanel) {
-          Tile t;
-          t.rows = static_cast<int>(rows);
-          t.a = scores_ + first * padded_context_ + begin;
-          t.a_stride = padded_context_;
-          t.k = num_tokens;
-          t.panels =
-              Source{kv_.At(kv_.ValueOffset(g_) + (c * kBlockTokens) + token * kPanel), kv_.bf16};
-          t.c = acc_ + first * padded + c;
-          t.c_stride = padded;
-          t.load_c = true;
-          kernels_.gemm->block_tile(t, offsets_ + block, num_blocks);
-        }
+        Tile t;
+        t.rows = static_cast<int>(rows);
+        t.a = scores_ + first * padded_context_ + begin;
+        t.a_stride = padded_context_;
+        t.k = num_tokens;
+        t.panels = Source{kv_.At(kv_.ValueOffset(g_) + token * kPanel), kv_.bf16};
+        t.panel_stride = kBlockTokens * kPanel;
+        t.num_panels = padded / kPanel;
+        t.c = acc_ + first * padded;
+        t.c_stride = padded;
+        t.load_c = true;
+        if (first == 0) FetchDuringOutputs(block, t);
+        kernels_.gemm->block_tile(t, offsets_ + block, num_blocks);
       });
       begin += num_blocks * num_tokens;
     }
@@ -244,9 +293,11 @@ class Piece {
   const AttentionShape& shape_;
   const KvBlocks& kv_;
   const QueryRun& run_;
-  int64_t g_, heads_, queries_, last_, padded_context_;
+  const int64_t g_;
+  const Place next_;
+  int64_t heads_, queries_, num_blocks_, padded_context_;
   float *q_, *acc_, *scores_, *sums_;
-  int64_t* offsets_;
+  int64_t *offsets_, *next_offsets_;  // in elements of the cache
 };
 
 // The physical blocks of every segment and the writes that fill them. Whole blocks of an ancestor
@@ -342,11 +393,19 @@ void AttendRuns(const Kernels& kernels, ThreadPool& pool, const AttentionShape& 
   // Where pieces are many, one thread computes all heads of a piece.
   const int64_t heads_of_task = num_pieces >= 4 * pool.num_threads() ? shape.num_kv_heads : 1;
   const int64_t tasks_of_piece = shape.num_kv_heads / heads_of_task;
-  pool.ParallelFor(num_pieces * tasks_of_piece, [&](int64_t i) {
-    const QueryRun& piece = pieces[num_pieces - 1 - i / tasks_of_piece];
-    const int64_t begin = i % tasks_of_piece * heads_of_task, end = begin + heads_of_task;
-    for (int64_t g = begin; g < end; ++g) {
-      Piece(kernels, shape, kv, piece, g).Compute(out, q, g + 1 < end ? g + 1 : -1);
+  const int64_t num_tasks = num_pieces * tasks_of_piece;
+  const auto first_of = [&](int64_t task) {
+    return Place{&pieces[num_pieces - 1 - task / tasks_of_piece],
+                 task % tasks_of_piece * heads_of_task};
+  };
+  pool.ParallelFor(num_tasks, [&](int64_t i) {
+    Place place = first_of(i);
+    // Threads take tasks by turns, more or less.
+    const int64_t later = i + pool.num_threads();
+    const Place next_task = later < num_tasks ? first_of(later) : Place{};
+    for (int64_t left = heads_of_task; left > 0; --left, ++place.g) {
+      const Place next = left > 1 ? Place{place.run, place.g + 1} : next_task;
+      Piece(kernels, shape, kv, place, next).Compute(out, q);
     }
   });
 }

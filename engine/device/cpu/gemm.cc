@@ -31,7 +31,7 @@ Blocking ChooseBlocking(int64_t m, int64_t k, int64_t num_panels, int tile_rows,
   b.num_row_blocks = CeilDiv(m, b.row_block);
   b.depth = m <= kFewRows ? k : CeilDiv(CeilDiv(k, CeilDiv(k, kDepth)), kDepthUnit) * kDepthUnit;
   int64_t groups = CeilDiv(num_panels, kPanelGroup);
-  const int64_t wanted = num_threads == 1 ? 1 : int64_t{4} * num_threads;
+  const int64_t wanted = num_threads == 1 ? 1 : int64_t{8} * num_threads;
   if (b.num_row_blocks * groups < wanted) groups = CeilDiv(wanted, b.num_row_blocks);
   // A tile of few rows computes up to four panels at once.
   const int64_t unit = m > tile_rows ? 1 : 4;

@@ -86,6 +86,31 @@ HWY_INLINE void AccumulateInterleaved(const float* a, ptrdiff_t a_stride, const 
   }
 }
 
+// Panels of attention, whose places say nothing about where the next ones are: `ahead` does, for
+// each panel. Prefetches in bursts would stand in the way of the loads; one with every second k
+// waits for nobody.
+template <bool kFma, bool kBf16, int kRows, int kPanels>
+HWY_INLINE void AccumulateFetching(const float* HWY_RESTRICT a, ptrdiff_t a_stride,
+                                   const char* panels, ptrdiff_t panel_bytes,
+                                   const char* const (&ahead)[kPanels], int64_t num_k,
+                                   Accumulators<kRows, kPanels>& acc) {
+  constexpr int kRowBytes = kPanel * (kBf16 ? 2 : 4);
+  const auto one = [&]() HWY_ATTR {
+    AccumulateOne<kFma, kBf16>(a, a_stride, panels, panel_bytes, acc);
+    ++a;
+    panels += kRowBytes;
+    asm volatile("" : "+r"(a), "+r"(panels));  // NOLINT(hicpp-no-assembler): as above
+  };
+  ptrdiff_t line = 0;
+#pragma GCC unroll 1
+  for (; num_k >= 2; num_k -= 2, line += kLineBytes) {
+    for (int p = 0; p < kPanels; ++p) __builtin_prefetch(ahead[p] + line, 0, 2);
+    one();
+    one();
+  }
+  if (num_k > 0) one();
+}
+
 template <bool kFma, bool kBf16, bool kKMajor, int kRows, int kPanels>
 HWY_NOINLINE void TilePanels(const Tile& t, int64_t first_panel) {
   constexpr int kBytes = kBf16 ? 2 : 4;
@@ -99,6 +124,13 @@ HWY_NOINLINE void TilePanels(const Tile& t, int64_t first_panel) {
     AccumulateInterleaved<kFma, kBf16>(
         t.a, t.a_stride, panels, panel_bytes,
         t.ahead != nullptr ? static_cast<const char*>(t.ahead) : panels, t.k, acc);
+  } else if (t.ahead != nullptr) {
+    const char* ahead[kPanels];
+    for (int p = 0; p < kPanels; ++p) {
+      ahead[p] = static_cast<const char*>(t.ahead) + t.ahead_offsets[first_panel + p] * kBytes;
+    }
+    AccumulateFetching<kFma, kBf16, kRows, kPanels>(t.a, t.a_stride, panels, panel_bytes, ahead,
+                                                    t.k, acc);
   } else if (kRows <= 3 && t.num_panels == 1) {
     AccumulateRows<kFma, kBf16, false>(t.a, t.a_stride, panels, panel_bytes, 0, t.k, acc);
   } else {
@@ -126,17 +158,41 @@ HWY_INLINE void TileRows(const Tile& t) {
   }
 }
 
-template <bool kFma, bool kBf16, int kRows>
-HWY_NOINLINE void BlockTileRows(const Tile& t, const int64_t* offsets, int64_t num_blocks) {
+template <bool kFma, bool kBf16, int kRows, int kPanels>
+HWY_NOINLINE void BlockTilePanels(const Tile& t, const int64_t* offsets, int64_t num_blocks,
+                                  int64_t first_panel) {
   constexpr int kBytes = kBf16 ? 2 : 4;
-  Accumulators<kRows, 1> acc;
-  LoadC(t, t.c, acc);
-  const char* base = static_cast<const char*>(t.panels.data);
+  float* c = t.c + first_panel * kPanel;
+  Accumulators<kRows, kPanels> acc;
+  LoadC(t, c, acc);
+  const ptrdiff_t panel_bytes = t.panel_stride * kBytes;
+  const char* base = static_cast<const char*>(t.panels.data) + first_panel * panel_bytes;
   for (int64_t b = 0; b < num_blocks; ++b) {
-    AccumulateRows<kFma, kBf16, false>(t.a + b * kPanel, t.a_stride, base + offsets[b] * kBytes, 0,
-                                       0, t.k, acc);
+    const float* a = t.a + b * kPanel;
+    const char* panels = base + offsets[b] * kBytes;
+    if (t.ahead != nullptr) {
+      const char* first = static_cast<const char*>(t.ahead) + t.ahead_offsets[b] * kBytes;
+      const char* ahead[kPanels];
+      for (int p = 0; p < kPanels; ++p) ahead[p] = first + (first_panel + p) * panel_bytes;
+      AccumulateFetching<kFma, kBf16, kRows, kPanels>(a, t.a_stride, panels, panel_bytes, ahead,
+                                                      t.k, acc);
+    } else {
+      AccumulateRows<kFma, kBf16, false>(a, t.a_stride, panels, panel_bytes, 0, t.k, acc);
+    }
   }
-  StoreC(t, t.c, acc);
+  StoreC(t, c, acc);
+}
+
+template <bool kFma, bool kBf16, int kRows>
+HWY_INLINE void BlockTileRows(const Tile& t, const int64_t* offsets, int64_t num_blocks) {
+  constexpr int kPanels = PanelsFor(kRows) < 2 ? 1 : 2;
+  int64_t p = 0;
+  for (; p + kPanels <= t.num_panels; p += kPanels) {
+    BlockTilePanels<kFma, kBf16, kRows, kPanels>(t, offsets, num_blocks, p);
+  }
+  if constexpr (kPanels > 1) {
+    if (p < t.num_panels) BlockTilePanels<kFma, kBf16, kRows, 1>(t, offsets, num_blocks, p);
+  }
 }
 
 template <bool kFma, int kRows = kMaxRows>

@@ -69,9 +69,11 @@ struct Tile {
   float* c = nullptr;  // f32, rows c_stride apart, 16 columns for each panel
   ptrdiff_t c_stride = 0;
   bool load_c = false;
-  // a_k_major: what to bring into the second-level cache on the way, a line for every kKPerLine of
-  // k.
+  // What to bring into the second-level cache on the way, or nullptr: a_k_major: a line for every
+  // kKPerLine of k; else, for panel p of tile and for block b of block_tile, a line for every
+  // second k from ahead_offsets[p] or [b] elements behind `ahead` on.
   const void* ahead = nullptr;
+  const int64_t* ahead_offsets = nullptr;
 };
 inline constexpr int kKPerLine = 4;
 inline constexpr int64_t kLineBytes = 64;
@@ -83,7 +85,7 @@ struct GemmKernels {
   const uint8_t* bf16_slot = nullptr;
   void (*tile)(const Tile& t) = nullptr;
   // Attention's second product: c[r][j] continues its chain over blocks of 16 tokens; block b's
-  // panel is panels.data + block_offset[b] elements, `k` tokens of it are used from token 0.
+  // panels begin at panels.data + block_offset[b] elements, `k` tokens of it are used from token 0.
   void (*block_tile)(const Tile& t, const int64_t* block_offset, int64_t num_blocks) = nullptr;
   // Rows of B (row k at src + k·row_stride elements, n columns) into panels [k][kPanel] of the same
   // type, columns from n to the end of the last panel zero.
