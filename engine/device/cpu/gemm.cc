@@ -15,6 +15,8 @@ constexpr int64_t kRowBlock = 96;           // rows of A that share one pass ove
 constexpr int64_t kDepth = 320;             // longest piece of K
 constexpr int64_t kDepthUnit = kInt4Group;  // pieces of K begin where groups of int4 do
 constexpr int64_t kPanelGroup = 32;         // panels of one task, at most
+constexpr int64_t kPanelsNear = 4;          // that are finished together where A is near
+constexpr int64_t kNearBytes = 256 << 10;   // half a second-level cache of today
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -83,6 +85,11 @@ void MultiplyBy(const float* scales, int64_t n, float* c) {
 void StoreC(const Kernels& kernels, const Product& p, const Task& t, float* c, int64_t c_stride) {
   const int64_t n0 = t.p0 * kPanel;
   const int64_t n = std::min(t.panels * kPanel, p.out.cols - n0);
+  if (!p.bias && p.b.column_scales == nullptr) {
+    kernels.row->convert_rows(MutableRowOf(p.out, t.m0) + n0, p.out.row_stride, Source{c, false},
+                              c_stride, t.rows, n);
+    return;
+  }
   for (int64_t r = 0; r < t.rows; ++r) {
     const Sink to = MutableRowOf(p.out, t.m0 + r) + n0;
     const Source from{c + r * c_stride, false};
@@ -174,17 +181,12 @@ class Lookahead {
   Lookahead(const Product& p, const Task& t, int64_t depth)
       : p_(p),
         t_(t),
-        depth_(depth),
         lines_(depth / kKPerLine),
         panel_lines_(depth * kPanel * (p.b.data.bf16 ? 2 : 4) / kLineBytes) {}
-  // Begins with number `panel` of the task at k0; past the last, with the first of the next piece.
+  // Begins with number `panel` of the task at k0; past the last of either, with nothing.
   void Begin(int64_t panel, int64_t k0) {
     panel_ = panel;
     k0_ = k0;
-    if (panel_ >= t_.panels) {
-      panel_ -= t_.panels;
-      k0_ += depth_;
-    }
     line_ = 0;
     Find();
   }
@@ -208,7 +210,7 @@ class Lookahead {
 
   const Product& p_;
   const Task& t_;
-  const int64_t depth_, lines_, panel_lines_;
+  const int64_t lines_, panel_lines_;
   int64_t panel_ = 0, k0_ = 0, line_ = 0;
   const char* begin_ = nullptr;
 };
@@ -228,38 +230,105 @@ Sums PlaceOfSums(const Product& p, const Task& t) {
   return {FloatScratch(ScratchUse::kC, static_cast<size_t>(t.rows * n)), n, false};
 }
 
-void RunInterleaved(const Kernels& kernels, const Product& p, const Task& t, int64_t depth,
-                    uint64_t product) {
-  const RowTiles tiles(t.rows, kernels.gemm->max_rows);
-  const int64_t at_once = kernels.gemm->panels_at_once;
-  const Sums c = PlaceOfSums(p, t);
-  if (p.accumulate && !c.in_place) LoadC(p, t, c.data, c.stride);
-  const float* a = InterleaveA(kernels, p, t, tiles, depth, product);
-  Lookahead ahead(p, t, std::min(depth, p.b.k));
-  for (int64_t k0 = 0; k0 < p.b.k || k0 == 0; k0 += depth) {
-    Tile tile;
-    tile.k = std::min(depth, p.b.k - k0);
-    tile.a_k_major = true;
-    tile.panel_stride = p.b.panel_stride();
-    tile.c_stride = c.stride;
-    tile.load_c = p.accumulate || k0 > 0;
-    for (int64_t j = 0; j < t.panels; j += at_once) {
-      tile.panels = p.b.Panel(t.p0 + j, k0);
-      tile.num_panels = std::min(at_once, t.panels - j);
-      ahead.Begin(j + at_once, k0);
-      for (int64_t i = 0; i < tiles.count; ++i) {
-        const int64_t row = tiles.Begin(i);
-        tile.ahead = ahead.Next();
-        tile.rows = tiles.Size(i);
-        tile.a = a + t.rows * k0 + row * tile.k;
-        tile.a_stride = tile.rows;
-        tile.c = c.data + row * c.stride + j * kPanel;
-        kernels.gemm->tile(tile);
+// A task whose rows make several tiles.
+class InterleavedTask {
+ public:
+  InterleavedTask(const Kernels& kernels, const Product& p, const Task& t, int64_t depth,
+                  uint64_t product)
+      : kernels_(kernels),
+        p_(p),
+        t_(t),
+        depth_(depth),
+        at_once_(kernels.gemm->panels_at_once),
+        tiles_(t.rows, kernels.gemm->max_rows),
+        a_(InterleaveA(kernels, p, t, tiles_, depth, product)),
+        ahead_(p, t, std::min(depth, p.b.k)) {}
+
+  // Where all of A stays near, some panels are finished before the next ones, and their sums are
+  // still in the first-level cache when they are stored. Else a piece of A serves all panels.
+  void Run() {
+    const bool near = t_.rows * p_.b.k * static_cast<int64_t>(sizeof(float)) <= kNearBytes;
+    const int64_t group = near ? std::max(at_once_, kPanelsNear) : t_.panels;
+    for (int64_t j = 0; j < t_.panels; j += group) RunPanels(j, std::min(group, t_.panels - j));
+  }
+
+ private:
+  void RunPanels(int64_t first, int64_t count) {
+    Task part = t_;
+    part.p0 += first;
+    part.panels = count;
+    const Sums c = Begin(part);
+    for (int64_t k0 = 0; k0 < p_.b.k || k0 == 0; k0 += depth_) {
+      for (int64_t j = 0; j < count; j += at_once_) {
+        LookAhead(first, count, j + at_once_, k0);
+        RunTiles(part, j, k0, c);
       }
     }
+    if (!c.in_place) StoreC(kernels_, p_, part, c.data, c.stride);
   }
-  if (!c.in_place) StoreC(kernels, p, t, c.data, c.stride);
-}
+
+  // To panel j of these and the piece at k0; past the last panel is the next piece, past the last
+  // piece the next panels.
+  void LookAhead(int64_t first, int64_t count, int64_t j, int64_t k0) {
+    if (j >= count) {
+      j = 0;
+      k0 += depth_;
+    }
+    if (k0 >= p_.b.k) {
+      j = count;
+      k0 = 0;
+    }
+    ahead_.Begin(first + j, k0);
+  }
+
+  Sums Begin(const Task& t) const {
+    FetchOutput(t);
+    const Sums c = PlaceOfSums(p_, t);
+    if (p_.accumulate && !c.in_place) LoadC(p_, t, c.data, c.stride);
+    return c;
+  }
+
+  // The product's place was last written by any thread: it is this thread's own again when the sums
+  // are ready.
+  void FetchOutput(const Task& t) const {
+    const auto element = static_cast<int64_t>(SizeOf(p_.out.dtype));
+    const int64_t n0 = t.p0 * kPanel, n = std::min(t.panels * kPanel, p_.out.cols - n0);
+    for (int64_t r = 0; r < t.rows; ++r) {
+      const auto* row = static_cast<const char*>((MutableRowOf(p_.out, t.m0 + r) + n0).data);
+      for (int64_t i = 0; i < n * element; i += kLineBytes) PrefetchForWriting(row + i);
+    }
+  }
+
+  // All rows, for the panels of t from number j on that are computed at once and the piece of k
+  // that begins at k0.
+  void RunTiles(const Task& t, int64_t j, int64_t k0, const Sums& c) {
+    Tile tile;
+    tile.k = std::min(depth_, p_.b.k - k0);
+    tile.a_k_major = true;
+    tile.panels = p_.b.Panel(t.p0 + j, k0);
+    tile.panel_stride = p_.b.panel_stride();
+    tile.num_panels = std::min(at_once_, t.panels - j);
+    tile.c_stride = c.stride;
+    tile.load_c = p_.accumulate || k0 > 0;
+    for (int64_t i = 0; i < tiles_.count; ++i) {
+      const int64_t row = tiles_.Begin(i);
+      tile.ahead = ahead_.Next();
+      tile.rows = tiles_.Size(i);
+      tile.a = a_ + t_.rows * k0 + row * tile.k;
+      tile.a_stride = tile.rows;
+      tile.c = c.data + row * c.stride + j * kPanel;
+      kernels_.gemm->tile(tile);
+    }
+  }
+
+  const Kernels& kernels_;
+  const Product& p_;
+  const Task& t_;
+  const int64_t depth_, at_once_;
+  const RowTiles tiles_;
+  const float* const a_;
+  Lookahead ahead_;
+};
 }  // namespace
 
 void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
@@ -278,7 +347,7 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
     t.p0 = i % b.num_groups * b.panel_group;
     t.panels = std::min(b.panel_group, p.b.num_panels() - t.p0);
     if (interleaved) {
-      RunInterleaved(kernels, p, t, b.depth, product);
+      InterleavedTask(kernels, p, t, b.depth, product).Run();
     } else {
       RunTask(kernels, p, t, b.depth);
     }

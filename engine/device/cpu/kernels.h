@@ -118,6 +118,9 @@ struct AdamWParams {
 
 struct RowKernels {
   void (*convert)(Sink dst, Source src, int64_t n) = nullptr;
+  // `num_rows` rows of n, `stride`s apart.
+  void (*convert_rows)(Sink dst, ptrdiff_t dst_stride, Source src, ptrdiff_t src_stride,
+                       int64_t num_rows, int64_t n) = nullptr;
   void (*fill)(Sink dst, float value, int64_t n) = nullptr;
   void (*add)(Sink dst, Source a, Source b, int64_t n) = nullptr;
   void (*scale)(float* x, float factor, int64_t n) = nullptr;

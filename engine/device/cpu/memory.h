@@ -37,4 +37,13 @@ void* ThreadScratch(ScratchUse use, size_t bytes);
 inline float* FloatScratch(ScratchUse use, size_t count) {
   return static_cast<float*>(ThreadScratch(use, count * sizeof(float)));
 }
+
+// Makes a line this processor's own before it is written. A hint.
+inline void PrefetchForWriting(const void* p) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(p)));  // NOLINT(hicpp-no-assembler)
+#else
+  __builtin_prefetch(p, 1);
+#endif
+}
 }  // namespace stretto::engine::cpu

@@ -15,6 +15,11 @@ void Convert(Sink dst, Source src, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) StoreUpTo16(LoadUpTo16(src, i, n), dst, i, n);
 }
 
+void ConvertRows(Sink dst, ptrdiff_t dst_stride, Source src, ptrdiff_t src_stride, int64_t num_rows,
+                 int64_t n) {
+  for (int64_t r = 0; r < num_rows; ++r) Convert(dst + r * dst_stride, src + r * src_stride, n);
+}
+
 void Fill(Sink dst, float value, int64_t n) {
   const F16 x = Set16(value);
   for (int64_t i = 0; i < n; i += 16) StoreUpTo16(x, dst, i, n);
@@ -160,6 +165,7 @@ void AdamW(Sink weights, float* master, float* m, float* v, const float* grad, i
 template <bool kFma>
 struct RowTable {
   static constexpr RowKernels kTable = {Convert,
+                                        ConvertRows,
                                         Fill,
                                         Add,
                                         Scale,
