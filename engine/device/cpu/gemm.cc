@@ -20,27 +20,44 @@ constexpr int64_t kNearBytes = 256 << 10;   // half a second-level cache of toda
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-struct Blocking {
-  int64_t row_block, panel_group, depth;
-  int64_t num_row_blocks, num_groups;
+// The panels of a product in groups, each one task. Where rows make one block, groups shrink from
+// twice their mean to nothing: threads take them by turns, and end together.
+class PanelGroups {
+ public:
+  PanelGroups(int64_t num_panels, int64_t unit, int num_threads, int64_t num_row_blocks)
+      : num_panels_(num_panels), unit_(unit), shrinking_(num_row_blocks == 1 && num_threads > 1) {
+    count_ = CeilDiv((shrinking_ ? 2 : 1) * num_panels, kPanelGroup);
+    const int64_t wanted = (shrinking_ ? 3 : 8) * int64_t{num_threads};
+    if (num_threads > 1) count_ = std::max(count_, CeilDiv(wanted, num_row_blocks));
+    if (shrinking_) return;
+    size_ = CeilDiv(CeilDiv(num_panels, count_), unit) * unit;
+    count_ = CeilDiv(num_panels, size_);
+  }
+  int64_t count() const { return count_; }
+  // May be the end of the group, too.
+  int64_t Begin(int64_t i) const {
+    if (i >= count_) return num_panels_;
+    if (!shrinking_) return i * size_;
+    return num_panels_ * i / count_ * (2 * count_ - i) / count_ / unit_ * unit_;
+  }
+
+ private:
+  const int64_t num_panels_, unit_;
+  const bool shrinking_;
+  int64_t count_, size_ = 0;
 };
 
 // Any blocking gives the same bits; this one balances threads and keeps pieces in the caches.
-Blocking ChooseBlocking(int64_t m, int64_t k, int64_t num_panels, int tile_rows, int num_threads) {
-  Blocking b;
-  b.num_row_blocks = CeilDiv(m, kRowBlock);
-  b.row_block = CeilDiv(CeilDiv(m, b.num_row_blocks), tile_rows) * tile_rows;
-  b.num_row_blocks = CeilDiv(m, b.row_block);
-  b.depth = m <= kFewRows ? k : CeilDiv(CeilDiv(k, CeilDiv(k, kDepth)), kDepthUnit) * kDepthUnit;
-  int64_t groups = CeilDiv(num_panels, kPanelGroup);
-  const int64_t wanted = num_threads == 1 ? 1 : int64_t{8} * num_threads;
-  if (b.num_row_blocks * groups < wanted) groups = CeilDiv(wanted, b.num_row_blocks);
-  // A tile of few rows computes up to four panels at once.
-  const int64_t unit = m > tile_rows ? 1 : 4;
-  b.panel_group = CeilDiv(CeilDiv(num_panels, groups), unit) * unit;
-  b.num_groups = CeilDiv(num_panels, b.panel_group);
-  return b;
-}
+struct Blocking {
+  Blocking(int64_t m, int64_t k, int tile_rows)
+      : num_row_blocks(CeilDiv(m, kRowBlock)),
+        row_block(CeilDiv(CeilDiv(m, num_row_blocks), tile_rows) * tile_rows),
+        depth(m <= kFewRows ? k
+                            : CeilDiv(CeilDiv(k, CeilDiv(k, kDepth)), kDepthUnit) * kDepthUnit) {
+    num_row_blocks = CeilDiv(m, row_block);
+  }
+  int64_t num_row_blocks, row_block, depth;
+};
 
 // One task: rows [m0, m0 + rows) times panels [p0, p0 + panels).
 struct Task {
@@ -334,18 +351,21 @@ class InterleavedTask {
 void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
   const int64_t m = p.out.rows;
   if (m == 0 || p.out.cols == 0) return;
-  const Blocking b =
-      ChooseBlocking(m, p.b.k, p.b.num_panels(), kernels.gemm->max_rows, pool.num_threads());
+  const Blocking b(m, p.b.k, kernels.gemm->max_rows);
   // Several tiles of rows: then interleaving A is worth its while.
   const bool interleaved = p.b.format == WeightFormat::kPlain && m > kernels.gemm->max_rows;
   static std::atomic<uint64_t> num_products{0};
   const uint64_t product = num_products.fetch_add(1, std::memory_order_relaxed) + 1;
-  pool.ParallelFor(b.num_row_blocks * b.num_groups, [&](int64_t i) {
+  // A tile of few rows computes up to four panels at once.
+  const PanelGroups groups(p.b.num_panels(), m > kernels.gemm->max_rows ? 1 : 4, pool.num_threads(),
+                           b.num_row_blocks);
+  pool.ParallelFor(b.num_row_blocks * groups.count(), [&](int64_t i) {
     Task t;
-    t.m0 = i / b.num_groups * b.row_block;
+    t.m0 = i / groups.count() * b.row_block;
     t.rows = std::min(b.row_block, m - t.m0);
-    t.p0 = i % b.num_groups * b.panel_group;
-    t.panels = std::min(b.panel_group, p.b.num_panels() - t.p0);
+    t.p0 = groups.Begin(i % groups.count());
+    t.panels = groups.Begin(i % groups.count() + 1) - t.p0;
+    if (t.panels == 0) return;
     if (interleaved) {
       InterleavedTask(kernels, p, t, b.depth, product).Run();
     } else {
