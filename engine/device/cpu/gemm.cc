@@ -38,7 +38,7 @@ class PanelGroups {
   int64_t Begin(int64_t i) const {
     if (i >= count_) return num_panels_;
     if (!shrinking_) return i * size_;
-    return num_panels_ * i / count_ * (2 * count_ - i) / count_ / unit_ * unit_;
+    return num_panels_ * i * (2 * count_ - i) / (count_ * count_) / unit_ * unit_;
   }
 
  private:
