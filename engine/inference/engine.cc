@@ -221,9 +221,9 @@ absl::StatusOr<int32_t> EngineImpl::MaxSize(const Request& request) const {
     size = std::min(size, cache_->num_blocks() * kBlockTokens + 1);
   }
   if (size <= num_prompt) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the prompt has ", num_prompt, " tokens, the KV cache room for ",
-                     cache_->num_blocks() * kBlockTokens, ": enlarge the cache"));
+    return RefuseField(
+        "prompt_ids", absl::StrCat("the prompt has ", num_prompt, " tokens, the KV cache room for ",
+                                   cache_->num_blocks() * kBlockTokens, ": enlarge the cache"));
   }
   return static_cast<int32_t>(size);
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "engine/inference/validation.h"
 
 namespace stretto::engine {
 namespace {
@@ -31,7 +32,8 @@ absl::Status Scheduler::Submit(absl::Span<Sequence* const> group) {
     num_tokens += s->size();
     // The last token's keys and values are never needed.
     if (BlocksFor(s->max_tokens - 1) > pool_.num_blocks()) {
-      return absl::InvalidArgumentError(
+      return RefuseField(
+          "max_tokens",
           absl::StrCat("prompt and completion of up to ", s->max_tokens, " tokens need ",
                        BlocksFor(s->max_tokens - 1), " blocks of KV cache, which has ",
                        pool_.num_blocks(), ": lower max_tokens or enlarge the cache"));

@@ -9,15 +9,16 @@
 namespace stretto::engine {
 namespace {
 absl::Status Invalid(absl::string_view field, float value, absl::string_view expected) {
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ": expected ", expected));
+  return RefuseField(field, absl::StrCat(field, " is ", value, ": expected ", expected));
 }
 
 absl::Status ValidateIds(absl::string_view field, const std::vector<int32_t>& ids,
                          const RequestLimits& limits) {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] >= 0 && ids[i] < limits.vocab_size) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        field, "[", i, "] is ", ids[i], ": expected a token id in [0, ", limits.vocab_size, ")"));
+    return RefuseField(field,
+                       absl::StrCat(field, "[", i, "] is ", ids[i], ": expected a token id in [0, ",
+                                    limits.vocab_size, ")"));
   }
   return absl::OkStatus();
 }
@@ -31,8 +32,8 @@ absl::Status ValidateDistribution(const SamplingParams& p) {
     return Invalid("temperature", p.temperature, "0 (greedy) or at least 1e-4");
   }
   if (p.top_logprobs < 0 || p.top_logprobs > kMaxTopLogprobs) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("top_logprobs is ", p.top_logprobs, ": expected 0 to ", kMaxTopLogprobs));
+    return RefuseField("top_logprobs", absl::StrCat("top_logprobs is ", p.top_logprobs,
+                                                    ": expected 0 to ", kMaxTopLogprobs));
   }
   if (p.top_k < 0) return Invalid("top_k", static_cast<float>(p.top_k), "0 (off) or more");
   if (!(p.top_p > 0 && p.top_p <= 1)) return Invalid("top_p", p.top_p, "a number in (0, 1]");
@@ -51,7 +52,11 @@ absl::Status ValidatePenalties(const SamplingParams& p, const RequestLimits& lim
     return Invalid("frequency_penalty", p.frequency_penalty, "a number in [-100, 100]");
   }
   for (const auto& [token, bias] : p.logit_bias) {
-    RETURN_IF_ERROR(ValidateIds("logit_bias token", {token}, limits));
+    if (token < 0 || token >= limits.vocab_size) {
+      return RefuseField("logit_bias",
+                         absl::StrCat("logit_bias has token ", token,
+                                      ": expected a token id in [0, ", limits.vocab_size, ")"));
+    }
     if (!(std::fabs(bias) <= 1e6f)) {
       return Invalid("logit_bias", bias, "a number in [-1e6, 1e6]");
     }
@@ -86,8 +91,8 @@ bool IsUtf8(absl::string_view s) {
 absl::Status ValidateStops(const Request& request, const RequestLimits& limits) {
   const SamplingParams& p = request.sampling;
   if (p.stop_ids.size() > kMaxStopIds) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("stop_ids has ", p.stop_ids.size(), " entries: expected up to ", kMaxStopIds));
+    return RefuseField("stop_ids", absl::StrCat("stop_ids has ", p.stop_ids.size(),
+                                                " entries: expected up to ", kMaxStopIds));
   }
   RETURN_IF_ERROR(ValidateIds("stop_ids", p.stop_ids, limits));
   if (!limits.has_text && (request.want_text || !p.stop_strings.empty())) {
@@ -95,15 +100,16 @@ absl::Status ValidateStops(const Request& request, const RequestLimits& limits) 
         "text and stop strings need a tokenizer, which this engine doesn't have: use stop_ids");
   }
   if (p.stop_strings.size() > kMaxStopStrings) {
-    return absl::InvalidArgumentError(absl::StrCat("stop_strings has ", p.stop_strings.size(),
-                                                   " entries: expected up to ", kMaxStopStrings));
+    return RefuseField("stop_strings", absl::StrCat("stop_strings has ", p.stop_strings.size(),
+                                                    " entries: expected up to ", kMaxStopStrings));
   }
   for (const std::string& s : p.stop_strings) {
     if (s.empty() || s.size() > kMaxStopStringBytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a stop string has ", s.size(), " bytes: expected 1 to ", kMaxStopStringBytes));
+      return RefuseField("stop_strings",
+                         absl::StrCat("a stop string has ", s.size(), " bytes: expected 1 to ",
+                                      kMaxStopStringBytes));
     }
-    if (!IsUtf8(s)) return absl::InvalidArgumentError("a stop string isn't valid UTF-8");
+    if (!IsUtf8(s)) return RefuseField("stop_strings", "a stop string isn't valid UTF-8");
   }
   return absl::OkStatus();
 }
@@ -112,26 +118,28 @@ absl::Status ValidateStops(const Request& request, const RequestLimits& limits) 
 absl::Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   const SamplingParams& p = request.sampling;
   if (request.prompt_ids.empty()) {
-    return absl::InvalidArgumentError("the prompt is empty: expected at least one token");
+    return RefuseField("prompt_ids", "the prompt is empty: expected at least one token");
   }
   RETURN_IF_ERROR(ValidateIds("prompt_ids", request.prompt_ids, limits));
   RETURN_IF_ERROR(ValidateIds("forced_prefix", request.forced_prefix, limits));
   if (static_cast<int64_t>(request.prompt_ids.size()) >= limits.max_context) {
-    return absl::InvalidArgumentError(absl::StrCat("the prompt has ", request.prompt_ids.size(),
-                                                   " tokens, which leaves no room in a context of ",
-                                                   limits.max_context));
+    return RefuseField("prompt_ids", absl::StrCat("the prompt has ", request.prompt_ids.size(),
+                                                  " tokens, which leaves no room in a context of ",
+                                                  limits.max_context));
   }
   if (p.max_tokens < 0 || p.min_tokens < 0 || (p.max_tokens > 0 && p.min_tokens > p.max_tokens)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "min_tokens is ", p.min_tokens, " and max_tokens ", p.max_tokens,
-        ": expected 0 <= min_tokens <= max_tokens (max_tokens 0: what the context leaves)"));
+    return RefuseField(
+        "min_tokens",
+        absl::StrCat(
+            "min_tokens is ", p.min_tokens, " and max_tokens ", p.max_tokens,
+            ": expected 0 <= min_tokens <= max_tokens (max_tokens 0: what the context leaves)"));
   }
   RETURN_IF_ERROR(ValidateDistribution(p));
   RETURN_IF_ERROR(ValidatePenalties(p, limits));
   if (p.constraint != nullptr && p.constraint->vocab_size() > limits.vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat("the constraint is about ",
-                                                   p.constraint->vocab_size(),
-                                                   " tokens, the model has ", limits.vocab_size));
+    return RefuseField("constraint",
+                       absl::StrCat("the constraint is about ", p.constraint->vocab_size(),
+                                    " tokens, the model has ", limits.vocab_size));
   }
   return ValidateStops(request, limits);
 }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/string_view.h"
 #include "engine/inference/request.h"
 
 namespace stretto::engine {
@@ -14,6 +16,15 @@ struct RequestLimits {
 inline constexpr size_t kMaxStopStrings = 32;
 inline constexpr size_t kMaxStopStringBytes = 1024;
 inline constexpr size_t kMaxStopIds = 1024;
+
+// An InvalidArgument about a field of Request or SamplingParams; the payload kFieldPayload names
+// it, for callers that know the field by another name.
+inline constexpr char kFieldPayload[] = "stretto.engine.field";
+inline absl::Status RefuseField(absl::string_view field, absl::string_view message) {
+  absl::Status status = absl::InvalidArgumentError(message);
+  status.SetPayload(kFieldPayload, absl::Cord(field));
+  return status;
+}
 
 // InvalidArgument, or OK.
 absl::Status ValidateRequest(const Request& request, const RequestLimits& limits);

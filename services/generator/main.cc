@@ -13,11 +13,11 @@
 #include "engine/constrain/constraint.h"
 #include "engine/text/stream_decoder.h"
 #include "grpcpp/impl/service_type.h"
+#include "services/common/http_server.h"
 #include "services/common/log.h"
 #include "services/common/service_main.h"
 #include "services/generator/draft_model.h"
 #include "services/generator/generator_service.h"
-#include "services/generator/openai/http_server.h"
 #include "services/generator/openai/openai_api.h"
 
 namespace stretto::services {
@@ -166,8 +166,10 @@ class GeneratorProgram final : public Service {
     }
     api_ = std::make_unique<OpenAiApi>(loop_.get(), host_->prompts.get(), constraints_.get(),
                                        context.metrics, options);
-    ASSIGN_OR_RETURN(
-        http_, HttpServer::Start(api_.get(), {.bind = context.flags.bind, .port = http_port_}));
+    auto http = HttpServer::Start(api_.get(),
+                                  {.bind = context.flags.bind, .port = http_port_, .limits = {}});
+    if (!http.ok()) return Annotate(http.status(), "--http-port");
+    http_ = *std::move(http);
     LogInfo("OpenAI-compatible API at http://", context.flags.bind, ":", http_->port(),
             "/v1, model ", options.model_name);
     return absl::OkStatus();

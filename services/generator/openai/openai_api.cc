@@ -1,13 +1,20 @@
 #include "services/generator/openai/openai_api.h"
 
+#include <functional>
+#include <optional>
 #include <random>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "engine/inference/validation.h"
 #include "nlohmann/json.hpp"
+#include "services/generator/openai/openai_fields.h"
 #include "services/generator/openai/openai_request.h"
 #include "services/generator/openai/openai_writer.h"
 
@@ -17,6 +24,8 @@ using Json = nlohmann::json;
 constexpr int64_t kPollMs = 100;     // how soon a client that has gone is noticed
 constexpr int64_t kGatherMs = 200;   // between looks at an answer that is sent as a whole
 constexpr int64_t kShortPollMs = 5;  // between looks at several prompts
+// Parsed, JSON may take some thirty times its size: bodies from here on are parsed one at a time.
+constexpr size_t kLargeBodyBytes = size_t{128} << 10;
 
 int64_t NowSeconds() { return Clock::Real().WallUs() / 1'000'000; }
 
@@ -120,6 +129,24 @@ class EventStream final : public BodyStream {
   State state_ = State::kNew;
 };
 
+// Counts how a stream has ended.
+class CountedStream final : public BodyStream {
+ public:
+  CountedStream(std::unique_ptr<BodyStream> stream, std::function<void(int)> count)
+      : stream_(std::move(stream)), count_(std::move(count)) {}
+  ~CountedStream() override { count_(has_ended_ ? 200 : kHttpClientGone); }
+  std::optional<std::string> Next() override {
+    std::optional<std::string> bytes = stream_->Next();
+    has_ended_ = !bytes.has_value();
+    return bytes;
+  }
+
+ private:
+  const std::unique_ptr<BodyStream> stream_;
+  const std::function<void(int)> count_;
+  bool has_ended_ = false;
+};
+
 HttpReply JsonReply(const Json& json, int status = 200) {
   HttpReply reply;
   reply.status = status;
@@ -127,11 +154,60 @@ HttpReply JsonReply(const Json& json, int status = 200) {
   return reply;
 }
 
-HttpReply WrongMethod(const std::string& allowed) {
-  HttpReply reply = OpenAiApi::Error(
-      absl::UnimplementedError(absl::StrCat("only ", allowed, " is possible here")));
+HttpReply ErrorReply(int http_status, const std::string& body) {
+  HttpReply reply;
+  reply.status = http_status;
+  reply.body = body;
+  if (http_status == 429 || http_status == 503) reply.headers.emplace_back("Retry-After", "1");
+  return reply;
+}
+HttpReply Error(const absl::Status& status) {
+  return ErrorReply(HttpStatusOf(status), ErrorJson(status));
+}
+
+// To what a path can't do; and to OPTIONS, which asks what it can.
+HttpReply OtherMethod(const HttpRequest& request, const std::string& allowed) {
+  HttpReply reply;
+  reply.status = 204;
+  if (request.method != "OPTIONS") {
+    reply = Error(absl::UnimplementedError(
+        absl::StrCat(Brief(request.method), " isn't possible here: this path answers ", allowed)));
+  }
   reply.headers.emplace_back("Allow", allowed);
   return reply;
+}
+
+bool IsCompletion(absl::string_view path) {
+  return path == "/v1/completions" || path == "/v1/chat/completions";
+}
+
+// Whatever the type says, a body is taken for JSON, as clients often leave it at their default;
+// what certainly isn't JSON is refused by its kind. OK, or the reason.
+std::string WrongMediaType(const HttpRequest& request) {
+  const absl::string_view encoding = request.Header("content-encoding");
+  if (!encoding.empty() && !absl::EqualsIgnoreCase(encoding, "identity")) {
+    return absl::StrCat("the body is encoded (Content-Encoding: ", Brief(encoding),
+                        "): send it as it is");
+  }
+  const absl::string_view type = request.Header("content-type");
+  if (absl::StartsWithIgnoreCase(type, "multipart/")) {
+    return "the body is a form of several parts: send a JSON object (Content-Type: "
+           "application/json)";
+  }
+  return "";
+}
+
+// The field of the body that an error of the engine is about.
+absl::Status WithParam(const absl::Status& status, const OpenAiRequest& request) {
+  const auto payload = status.GetPayload(engine::kFieldPayload);
+  if (!payload.has_value()) return status;
+  std::string param(*payload);
+  if (param == "prompt_ids") param = request.chat ? "messages" : "prompt";
+  if (param == "stop_ids") param = "stop_token_ids";
+  if (param == "stop_strings") param = "stop";
+  if (param == "constraint") param = request.constraint_param;
+  if (param == "max_tokens" && !request.max_tokens_param.empty()) param = request.max_tokens_param;
+  return ParamError(param, absl::StrCat("'", param, "': ", status.message()));
 }
 }  // namespace
 
@@ -145,33 +221,44 @@ OpenAiApi::OpenAiApi(GenerationLoop* loop, const engine::PromptEncoder* prompts,
       options_(std::move(options)),
       started_seconds_(NowSeconds()) {}
 
-HttpReply OpenAiApi::Error(const absl::Status& status) {
-  HttpReply reply;
-  reply.status = HttpStatusOf(status);
-  reply.body = ErrorJson(status);
-  if (reply.status == 429 || reply.status == 503) reply.headers.emplace_back("Retry-After", "1");
-  return reply;
+void OpenAiApi::Count(int status) const {
+  metrics_
+      ->counter("stretto_http_requests_total", "Answered HTTP requests; 499: the client had gone.",
+                {{"code", absl::StrCat(status)}})
+      .Add();
+}
+
+bool OpenAiApi::IsQuick(const HttpRequest& request) const {
+  return request.method != "POST" || !IsCompletion(request.path);
+}
+
+HttpReply OpenAiApi::Refuse(int status, const std::string& message) {
+  Count(status);
+  return ErrorReply(status, ErrorJson(absl::UnknownError(message), status));
 }
 
 HttpReply OpenAiApi::Handle(const HttpRequest& request) {
   HttpReply reply = Route(request);
-  metrics_
-      ->counter("stretto_http_requests_total", "Answered HTTP requests.",
-                {{"code", absl::StrCat(reply.status)}})
-      .Add();
+  if (reply.stream == nullptr) {
+    Count(reply.status);
+  } else {
+    reply.stream = std::make_unique<CountedStream>(std::move(reply.stream),
+                                                   [this](int status) { Count(status); });
+  }
   return reply;
 }
 
 HttpReply OpenAiApi::Route(const HttpRequest& request) {
-  const bool is_get = request.method == "GET" || request.method == "HEAD";
   const std::string& path = request.path;
-  if (path == "/v1/completions" || path == "/v1/chat/completions") {
-    if (request.method != "POST") return WrongMethod("POST");
+  if (IsCompletion(path)) {
+    if (request.method != "POST") return OtherMethod(request, "POST, OPTIONS");
     return Complete(request, path == "/v1/chat/completions");
   }
   const bool is_models = path == "/v1/models" || absl::StartsWith(path, "/v1/models/");
   if (is_models || path == "/health" || path == "/metrics") {
-    if (!is_get) return WrongMethod("GET");
+    if (request.method != "GET" && request.method != "HEAD") {
+      return OtherMethod(request, "GET, HEAD, OPTIONS");
+    }
     if (is_models) return Models(path);
     if (path == "/health") return Health();
     HttpReply reply;
@@ -179,19 +266,35 @@ HttpReply OpenAiApi::Route(const HttpRequest& request) {
     reply.body = metrics_->Text();
     return reply;
   }
-  return Error(absl::NotFoundError(absl::StrCat("there is no ", request.method, " ", path)));
+  if (path == "*") return OtherMethod(request, "GET, HEAD, POST, OPTIONS");
+  return Error(
+      absl::NotFoundError(absl::StrCat("there is no ", Brief(request.method), " ", Brief(path))));
+}
+
+absl::StatusOr<OpenAiRequest> OpenAiApi::Parse(const std::string& body, bool chat) {
+  absl::MutexLockMaybe lock(body.size() >= kLargeBodyBytes ? &large_body_ : nullptr);
+  return chat ? ParseChat(body, *prompts_) : ParseCompletion(body, *prompts_);
 }
 
 HttpReply OpenAiApi::Complete(const HttpRequest& http, bool chat) {
-  auto parsed = chat ? ParseChat(http.body, *prompts_) : ParseCompletion(http.body, *prompts_);
+  const auto gone = [&http] {
+    return http.gone() ? absl::CancelledError("the client has gone, or has closed its sending half")
+                       : absl::OkStatus();
+  };
+  if (const std::string reason = WrongMediaType(http); !reason.empty()) {
+    return ErrorReply(415, ErrorJson(absl::UnknownError(reason), 415));
+  }
+  if (const absl::Status status = gone(); !status.ok()) return Error(status);
+  auto parsed = Parse(http.body, chat);
   if (!parsed.ok()) return Error(parsed.status());
   if (!parsed->model.empty() && parsed->model != options_.model_name) {
-    return Error(absl::NotFoundError(absl::StrCat(
-        "the model '", parsed->model, "' isn't served here: ask for '", options_.model_name, "'")));
+    return Error(absl::NotFoundError(absl::StrCat("the model '", Brief(parsed->model),
+                                                  "' isn't served here: ask for '",
+                                                  options_.model_name, "'")));
   }
   if (const absl::Status status = CompileConstraint(&*parsed); !status.ok()) return Error(status);
   auto running = RunningRequest::Start(loop_, *parsed);
-  if (!running.ok()) return Error(running.status());
+  if (!running.ok()) return Error(WithParam(running.status(), *parsed));
   WriterOptions options;
   options.id = absl::StrFormat("%016x", Random());
   options.model = options_.model_name;
@@ -209,7 +312,7 @@ HttpReply OpenAiApi::Complete(const HttpRequest& http, bool chat) {
   OpenAiWriter writer(*parsed, tokenizer, std::move(options));
   while (!(*running)->Done()) {
     (*running)->Fetch(kGatherMs, &writer);
-    if (http.gone()) return Error(absl::CancelledError("the client has gone"));
+    if (const absl::Status status = gone(); !status.ok()) return Error(status);
   }
   if (!writer.failure().ok()) return Error(writer.failure());
   reply.body = writer.Whole();
@@ -237,7 +340,8 @@ HttpReply OpenAiApi::Models(const std::string& path) const {
   if (path == "/v1/models") return JsonReply({{"object", "list"}, {"data", Json::array({model})}});
   const absl::string_view name = absl::StripPrefix(path, "/v1/models/");
   if (name == options_.model_name) return JsonReply(model);
-  return Error(absl::NotFoundError(absl::StrCat("the model '", name, "' isn't served here")));
+  return Error(
+      absl::NotFoundError(absl::StrCat("the model '", Brief(name), "' isn't served here")));
 }
 
 HttpReply OpenAiApi::Health() const {

@@ -3,66 +3,44 @@
 //
 //   POST /v1/completions, /v1/chat/completions     GET /v1/models[/NAME], /health, /metrics
 //
-// Thread-safe; a call occupies its thread until the answer, or for a stream until the connection's
-// owner lets it go. Knows no HTTP library.
+// Thread-safe; a completion occupies its thread until the answer, or for a stream until the
+// connection's owner lets it go. Knows no sockets.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <utility>
-#include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "engine/constrain/constraint.h"
 #include "engine/prompt/prompt_encoder.h"
+#include "services/common/http_message.h"
 #include "services/common/metrics.h"
 #include "services/generator/generation_loop.h"
 
 namespace stretto::services {
 struct OpenAiRequest;
 
-struct HttpRequest {
-  std::string method, path, body;
-  // Asked now and then: whether the client has gone. Work for it then ends.
-  std::function<bool()> gone = [] { return false; };
-};
-
-// A body that grows. Destroying it ends the work behind it.
-class BodyStream {
- public:
-  virtual ~BodyStream() = default;
-  // What is new; empty if nothing came within a short while; nothing at the end.
-  virtual std::optional<std::string> Next() = 0;
-};
-
-struct HttpReply {
-  int status = 200;
-  std::string content_type = "application/json";
-  std::vector<std::pair<std::string, std::string>> headers;
-  std::string body;
-  std::unique_ptr<BodyStream> stream;  // instead of `body`
-};
-
 struct OpenAiApiOptions {
   std::string model_name;
   int64_t max_model_len = 0;  // tokens of prompt and completion, told by /v1/models
 };
 
-class OpenAiApi {
+class OpenAiApi final : public HttpHandler {
  public:
   // All outlive the interface.
   OpenAiApi(GenerationLoop* loop, const engine::PromptEncoder* prompts,
             engine::ConstraintCache* constraints, Metrics* metrics, OpenAiApiOptions options);
 
-  HttpReply Handle(const HttpRequest& request);
-  // The answer for what never became a request: a body too large, broken HTTP.
-  static HttpReply Error(const absl::Status& status);
+  HttpReply Handle(const HttpRequest& request) override;
+  HttpReply Refuse(int status, const std::string& message) override;
+  bool IsQuick(const HttpRequest& request) const override;
 
  private:
+  void Count(int status) const;
   HttpReply Route(const HttpRequest& request);
   HttpReply Complete(const HttpRequest& request, bool chat);
+  absl::StatusOr<OpenAiRequest> Parse(const std::string& body, bool chat);
   absl::Status CompileConstraint(OpenAiRequest* request) const;
   HttpReply Models(const std::string& path) const;
   HttpReply Health() const;
@@ -73,5 +51,6 @@ class OpenAiApi {
   Metrics* const metrics_;
   const OpenAiApiOptions options_;
   const int64_t started_seconds_;
+  absl::Mutex large_body_;  // held while one is parsed
 };
 }  // namespace stretto::services

@@ -6,6 +6,7 @@
 namespace stretto::services {
 namespace {
 using Json = nlohmann::json;
+constexpr size_t kMaxReasonBytes = 300;  // of what the parser says
 
 // Whether brackets outside strings open deeper than `max_depth`.
 bool IsTooDeep(const std::string& text, size_t max_depth) {
@@ -34,6 +35,14 @@ std::string Reason(const std::string& what) {
 }
 }  // namespace
 
+std::string Brief(absl::string_view text, size_t max_bytes) {
+  if (text.size() <= max_bytes) return std::string(text);
+  size_t size = max_bytes;
+  // Not in the middle of a character.
+  while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
+  return absl::StrCat(text.substr(0, size), "\u2026");
+}
+
 absl::StatusOr<Json> ParseJsonObject(const std::string& body, size_t max_depth) {
   if (IsTooDeep(body, max_depth)) {
     return absl::InvalidArgumentError(
@@ -45,9 +54,9 @@ absl::StatusOr<Json> ParseJsonObject(const std::string& body, size_t max_depth) 
     return absl::InvalidArgumentError(
         absl::StrCat("the body must be a JSON object, found ", json.type_name()));
   } catch (const Json::exception& e) {
-    // The message quotes the input, which need not be valid UTF-8.
-    const std::string quoted =
-        Json(Reason(e.what())).dump(-1, ' ', true, Json::error_handler_t::replace);
+    // The message quotes the input, which need not be short or valid UTF-8.
+    const std::string quoted = Json(Brief(Reason(e.what()), kMaxReasonBytes))
+                                   .dump(-1, ' ', true, Json::error_handler_t::replace);
     return absl::InvalidArgumentError(absl::StrCat("the body isn't valid JSON in UTF-8: ",
                                                    Json::parse(quoted).get<std::string>()));
   }
@@ -61,7 +70,7 @@ const Json* Fields::Take(const std::string& key) {
 
 void Fields::Fail(const std::string& key, const std::string& message) {
   if (!status_.ok()) return;
-  const std::string name = prefix_ + key;
+  const std::string name = prefix_ + Brief(key);
   status_ = ParamError(name, absl::StrCat("'", name, "': ", message));
 }
 

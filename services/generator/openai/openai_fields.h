@@ -9,9 +9,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "nlohmann/json.hpp"
 
 namespace stretto::services {
+// What a client has written, as errors quote it: at most so many bytes and an ellipsis.
+std::string Brief(absl::string_view text, size_t max_bytes = 64);
+
 // The body as an object. InvalidArgument with the place: broken JSON, invalid UTF-8, another type,
 // nested too deeply.
 absl::StatusOr<nlohmann::json> ParseJsonObject(const std::string& body, size_t max_depth);

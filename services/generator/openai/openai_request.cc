@@ -23,7 +23,7 @@ void ReadLogitBias(Fields& fields, engine::SamplingParams* sampling) {
   for (const auto& [key, value] : bias->items()) {
     int32_t id = 0;
     if (!absl::SimpleAtoi(key, &id) || !value.is_number()) {
-      return fields.Fail("logit_bias", absl::StrCat("'", key,
+      return fields.Fail("logit_bias", absl::StrCat("'", Brief(key),
                                                     "' must be a token id, its value a "
                                                     "number"));
     }
@@ -357,7 +357,9 @@ absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
     fields.Fail("top_logprobs", "only with 'logprobs': true");
   }
   fields.Int32("max_tokens", 1, kMaxTokens, &request.sampling.max_tokens);
-  fields.Int32("max_completion_tokens", 1, kMaxTokens, &request.sampling.max_tokens);
+  if (fields.Int32("max_completion_tokens", 1, kMaxTokens, &request.sampling.max_tokens)) {
+    request.max_tokens_param = "max_completion_tokens";
+  }
   Refuse(fields, "tools", Json::array(), "tools aren't supported");
   Refuse(fields, "functions", Json::array(), "functions aren't supported");
   Refuse(fields, "tool_choice", "none", "tools aren't supported");

@@ -34,6 +34,7 @@ struct OpenAiRequest {
   engine::SamplingParams sampling;        // without its constraint
   std::optional<engine::ConstraintSpec> constraint;
   std::string constraint_param;  // the field that it came from
+  std::string max_tokens_param;  // the field that gave max_tokens, where it has another name
   int n = 1;                     // choices of one prompt
   std::optional<uint64_t> seed;
   int32_t priority = 0;

@@ -6,10 +6,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/text/utf8.h"
+#include "services/common/http_message.h"
+#include "services/generator/openai/openai_fields.h"
 
 namespace stretto::services {
 namespace {
 using Json = nlohmann::json;
+constexpr size_t kMaxMessageBytes = 1000;  // of an error, whatever it quotes
 
 // Text of tokens may be a part of a character; JSON holds whole ones.
 std::string Dump(const Json& json) {
@@ -26,43 +29,69 @@ const char* FinishName(engine::FinishReason reason) {
   return reason == engine::FinishReason::kStop ? "stop" : "length";
 }
 
+// OpenAI's words where it has any.
 struct ErrorKind {
-  int http_status;
   const char* type;
   Json code;
 };
 
-ErrorKind KindOf(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kInvalidArgument:
-      return {400, "invalid_request_error", nullptr};
-    case absl::StatusCode::kNotFound:
-      return {404, "invalid_request_error", "not_found"};
-    case absl::StatusCode::kUnimplemented:
-      return {405, "invalid_request_error", "method_not_allowed"};
-    case absl::StatusCode::kOutOfRange:
-      return {413, "invalid_request_error", "body_too_large"};
-    case absl::StatusCode::kResourceExhausted:
-      return {429, "rate_limit_error", "rate_limit_exceeded"};
-    case absl::StatusCode::kUnavailable:
-      return {503, "server_error", "unavailable"};
+ErrorKind KindOf(int http_status) {
+  constexpr char kInvalid[] = "invalid_request_error";
+  switch (http_status) {
+    case 404:
+      return {kInvalid, "not_found"};
+    case 405:
+      return {kInvalid, "method_not_allowed"};
+    case 408:
+      return {kInvalid, "request_timeout"};
+    case 413:
+      return {kInvalid, "body_too_large"};
+    case 415:
+      return {kInvalid, "unsupported_media_type"};
+    case 429:
+      return {"rate_limit_error", "rate_limit_exceeded"};
+    case kHttpClientGone:
+      return {kInvalid, "cancelled"};
+    case 503:
+      return {"server_error", "unavailable"};
     default:
-      return {500, "server_error", nullptr};
+      return {http_status < 500 ? kInvalid : "server_error", nullptr};
   }
 }
 }  // namespace
 
-std::string ErrorJson(const absl::Status& status) {
-  const ErrorKind kind = KindOf(status);
-  const std::string param = ParamOf(status);
-  return Dump({{"error",
-                {{"message", std::string(status.message())},
-                 {"type", kind.type},
-                 {"param", param.empty() ? Json() : Json(param)},
-                 {"code", kind.code}}}});
+int HttpStatusOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+      return 400;
+    case absl::StatusCode::kNotFound:
+      return 404;
+    case absl::StatusCode::kUnimplemented:
+      return 405;
+    case absl::StatusCode::kResourceExhausted:
+      return 429;
+    case absl::StatusCode::kCancelled:
+      return kHttpClientGone;
+    case absl::StatusCode::kUnavailable:
+      return 503;
+    default:
+      return 500;
+  }
 }
 
-int HttpStatusOf(const absl::Status& status) { return KindOf(status).http_status; }
+std::string ErrorJson(const absl::Status& status) {
+  return ErrorJson(status, HttpStatusOf(status));
+}
+
+std::string ErrorJson(const absl::Status& status, int http_status) {
+  const ErrorKind kind = KindOf(http_status);
+  const std::string param = ParamOf(status);
+  return Dump({{"error",
+                {{"message", Brief(status.message(), kMaxMessageBytes)},
+                 {"type", kind.type},
+                 {"param", param.empty() ? Json() : Json(Brief(param))},
+                 {"code", kind.code}}}});
+}
 
 OpenAiWriter::OpenAiWriter(const OpenAiRequest& request, const engine::Tokenizer& tokenizer,
                            WriterOptions options)

@@ -70,7 +70,9 @@ class OpenAiWriter {
   absl::Status failure_;
 };
 
-// {"error": {"message", "type", "param", "code"}}, and the HTTP status that goes with it.
-std::string ErrorJson(const absl::Status& status);
+// The HTTP status of an error; and {"error": {"message", "type", "param", "code"}} for it, or for
+// another status.
 int HttpStatusOf(const absl::Status& status);
+std::string ErrorJson(const absl::Status& status);
+std::string ErrorJson(const absl::Status& status, int http_status);
 }  // namespace stretto::services
