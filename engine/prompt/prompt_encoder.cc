@@ -74,8 +74,13 @@ absl::StatusOr<std::unique_ptr<PromptEncoder>> PromptEncoder::Open(const ModelFi
   auto encoder = std::make_unique<PromptEncoder>();
   ASSIGN_OR_RETURN(encoder->tokenizer_, OpenTokenizer(files));
   auto chat = MakeChatTemplate(encoder->tokenizer_->chat_template(), options.chat_format);
-  if (!chat.ok()) return Annotate(chat.status(), files.path);
-  encoder->chat_ = *std::move(chat);
+  if (chat.ok()) {
+    encoder->chat_ = *std::move(chat);
+  } else if (options.chat_optional && absl::IsFailedPrecondition(chat.status())) {
+    encoder->no_chat_ = chat.status();
+  } else {
+    return Annotate(chat.status(), files.path);
+  }
   encoder->system_prompt_ = options.system_prompt;
   std::vector<int32_t>& stop = encoder->stop_ids_;
   const auto add = [&stop](int64_t id) {
@@ -89,6 +94,7 @@ absl::StatusOr<std::unique_ptr<PromptEncoder>> PromptEncoder::Open(const ModelFi
 }
 
 absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeLine(const std::string& json) const {
+  RETURN_IF_ERROR(no_chat_);
   const Json line = Json::parse(json, nullptr, /*allow_exceptions=*/false);
   if (!line.is_object()) return absl::InvalidArgumentError("a prompt must be a JSON object");
   const bool has_prompt = line.contains("prompt"), has_messages = line.contains("messages");
@@ -107,6 +113,7 @@ absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeLine(const std::string
 
 absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeMessages(
     std::vector<ChatMessage> messages) const {
+  RETURN_IF_ERROR(no_chat_);
   if (!system_prompt_.empty() && !messages.empty() && messages.front().role != "system") {
     messages.insert(messages.begin(), {"system", system_prompt_});
   }

@@ -21,6 +21,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const ModelFiles& files
 struct PromptOptions {
   std::string chat_format = "auto";  // the run file's model.chat_format
   std::string system_prompt;  // for conversations without a system message; empty: the template's
+  // A template that is missing or unknown is an error of what needs one, not of Open.
+  bool chat_optional = false;
 };
 
 class PromptEncoder {
@@ -30,7 +32,8 @@ class PromptEncoder {
                                                              const PromptOptions& options);
 
   // InvalidArgument says what is wrong with the line: not an object, neither or both of `prompt`
-  // and `messages`, a field of another type, an empty prompt.
+  // and `messages`, a field of another type, an empty prompt. FailedPrecondition: there is no chat
+  // template (`chat_optional`), which all but EncodeRaw need.
   absl::StatusOr<std::vector<int32_t>> EncodeLine(const std::string& json) const;
   absl::StatusOr<std::vector<int32_t>> EncodeMessages(std::vector<ChatMessage> messages) const;
   // The text as it is, with the BOS that the tokenizer adds. With `parse_special`, text that reads
@@ -46,6 +49,7 @@ class PromptEncoder {
  private:
   std::unique_ptr<Tokenizer> tokenizer_;
   ChatTemplate chat_;
+  absl::Status no_chat_;  // why there is none
   std::string system_prompt_;
   std::vector<int32_t> stop_ids_;
 };

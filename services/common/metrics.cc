@@ -1,21 +1,52 @@
 #include "services/common/metrics.h"
 
-#include <exception>
-
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status.h"
 #include "prometheus/counter.h"
-#include "prometheus/exposer.h"
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
+#include "services/common/http_server.h"
 
 namespace stretto::services {
 struct Metrics::Impl {
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
-  std::unique_ptr<prometheus::Exposer> exposer;
+  std::unique_ptr<HttpHandler> handler;
+  std::unique_ptr<HttpServer> server;  // ends before what it reads
 };
+
+namespace {
+// Serves nothing but the metrics.
+class MetricsPage final : public HttpHandler {
+ public:
+  explicit MetricsPage(const Metrics* metrics) : metrics_(metrics) {}
+  HttpReply Handle(const HttpRequest& request) override {
+    if (request.path != "/metrics") return Refuse(404, "there is only /metrics here");
+    if (request.method != "GET" && request.method != "HEAD") {
+      HttpReply reply = Refuse(405, "only GET and HEAD are possible here");
+      reply.headers.emplace_back("Allow", "GET, HEAD");
+      return reply;
+    }
+    HttpReply reply;
+    reply.content_type = kPrometheusText;
+    reply.body = metrics_->Text();
+    return reply;
+  }
+  HttpReply Refuse(int status, const std::string& message) override {
+    HttpReply reply;
+    reply.status = status;
+    reply.content_type = "text/plain";
+    reply.body = absl::StrCat(message, "\n");
+    return reply;
+  }
+  bool IsQuick(const HttpRequest&) const override { return true; }
+
+ private:
+  const Metrics* const metrics_;
+};
+}  // namespace
 
 void Counter::Add(double value) const {
   static_cast<prometheus::Counter*>(impl_)->Increment(value);
@@ -55,15 +86,15 @@ std::string Metrics::Text() const {
 }
 
 absl::StatusOr<int> Metrics::Serve(const std::string& address, int port) {
-  STRETTO_CHECK(impl_->exposer == nullptr);
-  const std::string where = absl::StrCat(address, ":", port);
-  try {
-    impl_->exposer = std::make_unique<prometheus::Exposer>(where, /*num_threads=*/1);
-    impl_->exposer->RegisterCollectable(impl_->registry);
-    return impl_->exposer->GetListeningPorts().at(0);
-  } catch (const std::exception& e) {
-    return absl::UnavailableError(absl::StrCat("metrics at ", where, ": ", e.what(),
-                                               "; is the port in use? (--metrics-port)"));
-  }
+  STRETTO_CHECK(impl_->server == nullptr);
+  impl_->handler = std::make_unique<MetricsPage>(this);
+  HttpServerOptions options;
+  options.bind = address;
+  options.port = port;
+  options.max_connections = 64;
+  auto server = HttpServer::Start(impl_->handler.get(), options);
+  if (!server.ok()) return Annotate(server.status(), "--metrics-port");
+  impl_->server = *std::move(server);
+  return impl_->server->port();
 }
 }  // namespace stretto::services

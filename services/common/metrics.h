@@ -45,6 +45,9 @@ class Histogram {
   void* impl_;
 };
 
+// The media type of Metrics::Text().
+inline constexpr char kPrometheusText[] = "text/plain; version=0.0.4; charset=utf-8";
+
 // Names are made of [a-z0-9_], begin with "stretto_" and end with their unit (_seconds, _bytes,
 // _total for counters). Asking for the same name and labels again gives the same series.
 class Metrics {

@@ -181,6 +181,7 @@ class GeneratorProgram final : public Service {
     }
     if (!context.run.has_value()) {
       model_.threads = context.flags.threads;
+      model_.prompts.chat_optional = true;  // for completions, and over gRPC, none is needed
       if (!weight_dtype_.empty()) model_.weight_dtype = weight_dtype_;
       if (!kv_dtype_.empty()) model_.kv_dtype = kv_dtype_;
       return absl::OkStatus();

@@ -155,6 +155,9 @@ std::string Connection::ReadAll() const {
   return bytes;
 }
 
+void Connection::CloseSending() const { shutdown(fd_, SHUT_WR); }
+void Connection::CloseAll() const { shutdown(fd_, SHUT_RDWR); }
+
 std::string HttpGet(int port, const std::string& path) {
   const int fd = ConnectTo(port);
   if (fd < 0) return "";

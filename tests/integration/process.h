@@ -48,6 +48,9 @@ class Connection {
   void Send(const std::string& bytes) const;
   // Until the other side closes.
   std::string ReadAll() const;
+  // Nothing more will be sent; nothing will be sent or read.
+  void CloseSending() const;
+  void CloseAll() const;
 
  private:
   int fd_;

@@ -262,7 +262,7 @@ HttpReply OpenAiApi::Route(const HttpRequest& request) {
     if (is_models) return Models(path);
     if (path == "/health") return Health();
     HttpReply reply;
-    reply.content_type = "text/plain; version=0.0.4";
+    reply.content_type = kPrometheusText;
     reply.body = metrics_->Text();
     return reply;
   }

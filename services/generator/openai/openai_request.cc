@@ -370,7 +370,13 @@ absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
   RETURN_IF_ERROR(fields.Finish());
   ASSIGN_OR_RETURN(auto messages, ReadMessages(list));
   auto ids = prompts.EncodeMessages(std::move(messages));
-  if (!ids.ok()) return ParamError("messages", std::string(ids.status().message()));
+  if (!ids.ok()) {
+    return ParamError("messages",
+                      absl::StrCat("'messages': ", ids.status().message(),
+                                   absl::IsFailedPrecondition(ids.status())
+                                       ? ", or ask /v1/completions, which needs no template"
+                                       : ""));
+  }
   request.prompts.push_back(*std::move(ids));
   return request;
 }

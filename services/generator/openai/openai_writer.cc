@@ -36,7 +36,7 @@ struct ErrorKind {
 };
 
 ErrorKind KindOf(int http_status) {
-  constexpr char kInvalid[] = "invalid_request_error";
+  static constexpr char kInvalid[] = "invalid_request_error";
   switch (http_status) {
     case 404:
       return {kInvalid, "not_found"};
