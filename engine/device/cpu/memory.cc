@@ -12,11 +12,13 @@ namespace stretto::engine::cpu {
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kLarge = kHugePage;
+constexpr size_t kFromSlab = size_t{64} << 10;
+constexpr size_t kSlabBytes = 16 * kHugePage;
 constexpr size_t kMaxFreeBytes = size_t{256} << 20;
 
 // Sizes are rounded so that similar requests find each other's freed blocks.
 size_t RoundedSize(size_t bytes) {
-  const size_t unit = bytes >= kLarge ? kHugePage : (bytes >= 65536 ? 16384 : 64);
+  const size_t unit = bytes >= kLarge ? kHugePage : (bytes >= kFromSlab ? 16384 : 64);
   return (bytes + unit - 1) / unit * unit;
 }
 
@@ -29,6 +31,43 @@ void* SystemAllocate(size_t rounded) {
 
 BlockAllocator::~BlockAllocator() {
   for (const auto& [size, p] : free_) std::free(p);
+  for (const auto& [p, slab] : slabs_) std::free(p);
+}
+
+void* BlockAllocator::AllocateFromSlab(size_t rounded) {
+  if (open_slab_ == nullptr || slabs_[open_slab_].used + rounded > kSlabBytes) {
+    auto* p = static_cast<char*>(SystemAllocate(kSlabBytes));
+    if (p == nullptr) return nullptr;
+    slabs_[p] = {};
+    open_slab_ = p;
+  }
+  Slab& slab = slabs_[open_slab_];
+  char* p = open_slab_ + slab.used;
+  slab.used += rounded;
+  ++slab.num_blocks;
+  return p;
+}
+
+bool BlockAllocator::FreeToSlab(void* p, size_t rounded) {
+  auto* block = static_cast<char*>(p);
+  auto it = slabs_.upper_bound(block);
+  if (it == slabs_.begin()) return false;
+  --it;
+  auto& [begin, slab] = *it;
+  if (block >= begin + kSlabBytes) return false;
+  if (block + rounded == begin + slab.used) slab.used -= rounded;
+  if (--slab.num_blocks > 0) return true;
+  slab.used = 0;
+  if (begin != open_slab_) {
+    std::free(begin);
+    slabs_.erase(it);
+  }
+  return true;
+}
+
+size_t BlockAllocator::num_slabs() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return slabs_.size();
 }
 
 void* BlockAllocator::Allocate(size_t bytes) {
@@ -36,6 +75,7 @@ void* BlockAllocator::Allocate(size_t bytes) {
   const size_t rounded = RoundedSize(bytes == 0 ? 1 : bytes);
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (rounded >= kFromSlab && rounded < kLarge) return AllocateFromSlab(rounded);
     if (const auto it = free_.find(rounded); it != free_.end()) {
       void* p = it->second;
       free_.erase(it);
@@ -50,6 +90,7 @@ void BlockAllocator::Free(void* p, size_t bytes) {
   const size_t rounded = RoundedSize(bytes == 0 ? 1 : bytes);
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (rounded >= kFromSlab && rounded < kLarge && FreeToSlab(p, rounded)) return;
     if (free_bytes_ + rounded <= kMaxFreeBytes && free_.size() < 256) {
       free_.emplace(rounded, p);
       free_bytes_ += rounded;

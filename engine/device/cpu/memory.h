@@ -1,5 +1,6 @@
-// Host memory of a CPU device: 64-byte aligned blocks, large ones on huge pages, and a short list
-// of freed blocks that are handed out again (fresh pages cost a fault each). And scratch memory of
+// Host memory of a CPU device: 64-byte aligned blocks, all but small ones on huge pages (walks
+// through the tables of 4 KiB pages slow products down by several percent), and a short list of
+// freed blocks that are handed out again (fresh pages cost a fault each). And scratch memory of
 // threads, kept between operations.
 #pragma once
 
@@ -20,12 +21,25 @@ class BlockAllocator {
   // nullptr when the system has no memory. Contents undefined.
   void* Allocate(size_t bytes);
   void Free(void* p, size_t bytes);
+  // Slabs that are held, each 32 MiB.
+  size_t num_slabs() const;
 
  private:
+  // Huge pages that blocks smaller than one are cut from, front to back. Memory comes back when all
+  // blocks of a slab have been freed, so that whole sets, a version's weights, leave none behind.
+  struct Slab {
+    size_t used = 0, num_blocks = 0;
+  };
+  void* AllocateFromSlab(size_t rounded);
+  // Whether p was a slab's.
+  bool FreeToSlab(void* p, size_t rounded);
+
   // std::mutex rather than absl's: thread sanitizers see it without an instrumented library.
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::multimap<size_t, void*> free_;  // by rounded size
   size_t free_bytes_ = 0;
+  std::map<char*, Slab> slabs_;
+  char* open_slab_ = nullptr;  // the one that is cut from
 };
 
 // Uses of scratch memory that may be alive at the same time in one thread.
