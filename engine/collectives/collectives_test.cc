@@ -1,0 +1,298 @@
+// Every collective on groups of one to four ranks, with random sizes (none, one, not divisible),
+// against its definition; sums to the bit; bytes on the wire against the formulas.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <functional>
+
+#include "base/bfloat16.h"
+#include "base/testing.h"
+#include "engine/collectives/testing.h"
+
+namespace stretto::engine {
+namespace {
+using testing::RunRanks;
+
+// What rank `rank` brings to case `index`: the same in every process.
+std::vector<float> Values(int64_t index, int rank, int64_t count) {
+  PhiloxStream random(stretto::testing::Seed(), 1000 + static_cast<uint64_t>(index) * 16 + rank);
+  std::vector<float> values(count);
+  for (float& v : values) v = static_cast<float>(random.NextGaussian() * 100);
+  return values;
+}
+absl::Span<const uint8_t> BytesOf(const std::vector<float>& v) {
+  return {reinterpret_cast<const uint8_t*>(v.data()), v.size() * sizeof(float)};
+}
+absl::Span<uint8_t> BytesOf(std::vector<float>& v) {
+  return {reinterpret_cast<uint8_t*>(v.data()), v.size() * sizeof(float)};
+}
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+// The tree of one leaf a rank: ((0 + 1) + (2 + 3)), ((0 + 1) + 2).
+std::vector<float> TreeOfRanks(int64_t index, int num_ranks, int64_t count) {
+  std::vector<std::vector<float>> v;
+  for (int r = 0; r < num_ranks; ++r) v.push_back(Values(index, r, count));
+  const auto add = [](std::vector<float> a, const std::vector<float>& b) {
+    for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+    return a;
+  };
+  if (num_ranks == 1) return v[0];
+  if (num_ranks == 2) return add(v[0], v[1]);
+  if (num_ranks == 3) return add(add(v[0], v[1]), v[2]);
+  return add(add(v[0], v[1]), add(v[2], v[3]));
+}
+
+constexpr int64_t kSizes[] = {0, 1, 3, 4, 5, 1000, 4097, 300'001};
+
+// The name of the first thing that is not as it must be, or "".
+std::string CheckAll(Communicator& c) {
+  const int n = c.size(), me = c.rank();
+  int64_t index = 0;
+  for (const int64_t count : kSizes) {
+    const std::string at = absl::StrCat(" of ", count, " on rank ", me);
+    ++index;
+    const std::vector<float> mine = Values(index, me, count);
+    const std::vector<float> sum = TreeOfRanks(index, n, count);
+    if (!c.Barrier().ok()) return "Barrier";
+
+    for (int root = 0; root < n; ++root) {
+      std::vector<float> data = root == me ? mine : std::vector<float>(count, -1.0f);
+      if (!c.Broadcast(BytesOf(data), root).ok()) return "Broadcast" + at;
+      if (!SameBits(data, Values(index, root, count))) return "what was broadcast" + at;
+    }
+    std::vector<float> all(count * n), expected;
+    for (int r = 0; r < n; ++r) {
+      const std::vector<float> theirs = Values(index, r, count);
+      expected.insert(expected.end(), theirs.begin(), theirs.end());
+    }
+    if (!c.AllGather(BytesOf(mine), BytesOf(all)).ok()) return "AllGather" + at;
+    if (!SameBits(all, expected)) return "what was gathered" + at;
+
+    std::vector<float> reduced = mine;
+    if (!c.AllReduce(absl::MakeSpan(reduced)).ok()) return "AllReduce" + at;
+    if (!SameBits(reduced, sum)) return "the sum" + at;
+
+    std::vector<float> share(EvenShare(count, n, me));
+    if (!c.ReduceScatter(mine, absl::MakeSpan(share)).ok()) return "ReduceScatter" + at;
+    int64_t begin = 0;
+    for (int r = 0; r < me; ++r) begin += EvenShare(count, n, r);
+    if (!SameBits(share, {sum.begin() + begin, sum.begin() + begin + share.size()})) {
+      return "the share" + at;
+    }
+
+    // Rank r's j-th part goes to rank j.
+    std::vector<float> parts = Values(index, me, count * n), got(count * n), wanted;
+    if (!c.AllToAll(BytesOf(parts), BytesOf(got)).ok()) return "AllToAll" + at;
+    for (int r = 0; r < n; ++r) {
+      const std::vector<float> theirs = Values(index, r, count * n);
+      wanted.insert(wanted.end(), theirs.begin() + me * count, theirs.begin() + (me + 1) * count);
+    }
+    if (!SameBits(got, wanted)) return "what was exchanged" + at;
+
+    // Along a ring, without a cycle of waiting.
+    if (n > 1) {
+      std::vector<float> from_left(count);
+      const int left = (me + n - 1) % n, right = (me + 1) % n;
+      if (me != 0 && !c.Recv(BytesOf(from_left), left).ok()) return "Recv" + at;
+      if (!c.Send(BytesOf(mine), right).ok()) return "Send" + at;
+      if (me == 0 && !c.Recv(BytesOf(from_left), left).ok()) return "Recv" + at;
+      if (!SameBits(from_left, Values(index, left, count))) return "what was sent" + at;
+    }
+  }
+  return c.status().ok() ? "" : "status";
+}
+
+TEST_CASE("every collective does what its definition says, on one to four ranks") {
+  INFO("seed " << stretto::testing::Seed());
+  for (int n = 1; n <= 4; ++n) {
+    INFO(n << " ranks");
+    for (const std::string& wrong : RunRanks<std::string>(n, CheckAll)) CHECK(wrong == "");
+  }
+}
+
+TEST_CASE("shares of any size, in pieces, overlapped, and bf16 sums rounded once") {
+  struct Got {
+    std::vector<float> gathered, summed;
+    std::vector<uint16_t> rounded;
+  };
+  constexpr int n = 3;
+  const std::vector<int64_t> counts = {5, 0, 70'000};
+  const int64_t total = 70'005;
+  const auto body = [&](Communicator& c) {
+    const int me = c.rank();
+    Got got{std::vector<float>(total), std::vector<float>(counts[me]),
+            std::vector<uint16_t>(total)};
+    const std::vector<float> mine = Values(1, me, counts[me]), whole = Values(2, me, total);
+    std::vector<uint16_t> half;
+    for (const float v : whole) half.push_back(F32ToBf16(v));
+    CollectiveCall gather;
+    gather.kind = CollectiveKind::kAllGather;
+    gather.dtype = DType::kF32;
+    gather.counts = counts;
+    gather.num_elements = counts[me];
+    gather.input = mine.data();
+    gather.output = got.gathered.data();
+    CollectiveCall scatter;
+    scatter.kind = CollectiveKind::kReduceScatter;
+    scatter.dtype = DType::kF32;
+    scatter.counts = counts;
+    scatter.num_elements = total;
+    scatter.plan = SumPlan::OnePerRank(n);
+    scatter.parts = {{{me, me + 1}, whole.data()}};
+    scatter.output = got.summed.data();
+    CollectiveCall reduce = scatter;
+    reduce.kind = CollectiveKind::kAllReduce;
+    reduce.dtype = DType::kBF16;
+    reduce.parts[0].data = half.data();
+    reduce.output = got.rounded.data();
+    // All three under way at once.
+    const CollectiveHandle handles[] = {c.Start(gather), c.Start(scatter), c.Start(reduce)};
+    for (const CollectiveHandle& h : handles) STRETTO_CHECK(h.Wait().ok() && h.done());
+    return got;
+  };
+  const std::vector<Got> all = RunRanks<Got>(n, body);
+  std::vector<float> gathered;
+  for (int r = 0; r < n; ++r) {
+    const std::vector<float> theirs = Values(1, r, counts[r]);
+    gathered.insert(gathered.end(), theirs.begin(), theirs.end());
+  }
+  const std::vector<float> sum = TreeOfRanks(2, n, total);
+  std::vector<uint16_t> rounded(total);
+  std::vector<std::vector<float>> v;
+  for (int r = 0; r < n; ++r) v.push_back(Values(2, r, total));
+  const auto half = [](float x) { return Bf16ToF32(F32ToBf16(x)); };
+  for (int64_t i = 0; i < total; ++i) {
+    rounded[i] = F32ToBf16((half(v[0][i]) + half(v[1][i])) + half(v[2][i]));
+  }
+  int64_t begin = 0;
+  for (int r = 0; r < n; ++r) {
+    CHECK(SameBits(all[r].gathered, gathered));
+    CHECK(SameBits(all[r].summed, {sum.begin() + begin, sum.begin() + begin + counts[r]}));
+    CHECK(all[r].rounded == rounded);
+    begin += counts[r];
+  }
+}
+
+TEST_CASE("a sum's bits do not depend on how many ranks hold its leaves") {
+  constexpr int64_t L = 4, count = 10'001;
+  std::vector<float> expected;
+  for (int n = 1; n <= 4; ++n) {
+    INFO(n << " ranks");
+    const auto body = [&](Communicator& c) {
+      SumPlan plan;
+      plan.used.assign(L, true);
+      for (int64_t r = 0; r < n; ++r) {
+        plan.nodes_of_rank.push_back(NodesOf(L, r * L / n, (r + 1) * L / n));
+      }
+      std::vector<std::vector<float>> partials;
+      CollectiveCall call;
+      for (const SumNode& node : plan.nodes_of_rank[c.rank()]) {
+        std::vector<bool> inside(L, false);
+        for (int64_t l = node.begin; l < node.end; ++l) inside[l] = true;
+        TreeSum own(inside, count);
+        for (int64_t l = node.begin; l < node.end; ++l) {
+          own.Add({l, l + 1}, Values(9, static_cast<int>(l), count));
+        }
+        partials.push_back(own.Take());
+        call.parts.push_back({node, nullptr});
+      }
+      for (size_t i = 0; i < partials.size(); ++i) call.parts[i].data = partials[i].data();
+      std::vector<float> out(count);
+      call.kind = CollectiveKind::kAllReduce;
+      call.dtype = DType::kF32;
+      call.num_elements = count;
+      call.plan = plan;
+      call.output = out.data();
+      STRETTO_CHECK(c.Start(call).Wait().ok());
+      return out;
+    };
+    for (const auto& out : RunRanks<std::vector<float>>(n, body)) {
+      if (expected.empty()) expected = out;
+      CHECK(SameBits(out, expected));
+    }
+  }
+  CHECK(SameBits(expected, TreeOfRanks(9, 4, count)));
+}
+
+TEST_CASE("a rank sends what the formulas say") {
+  constexpr int64_t M = 1'200'000;  // bytes; divisible by every group's size
+  for (int n = 1; n <= 4; ++n) {
+    INFO(n << " ranks");
+    const auto body = [&](Communicator& c) {
+      std::vector<float> data(M / 4), share(M / 4 / n);
+      std::vector<uint8_t> mine(M / n), all(M);
+      STRETTO_CHECK(c.AllReduce(absl::MakeSpan(data)).ok());
+      STRETTO_CHECK(c.ReduceScatter(data, absl::MakeSpan(share)).ok());
+      STRETTO_CHECK(c.AllGather(mine, absl::MakeSpan(all)).ok());
+      STRETTO_CHECK(c.Broadcast(absl::MakeSpan(all), 0).ok());
+      std::vector<CollectiveTraffic> t;
+      for (int k = 0; k < kNumCollectiveKinds; ++k) {
+        t.push_back(c.traffic(static_cast<CollectiveKind>(k)));
+      }
+      return t;
+    };
+    const auto all = RunRanks<std::vector<CollectiveTraffic>>(n, body);
+    for (int r = 0; r < n; ++r) {
+      const auto of = [&](CollectiveKind k) { return all[r][static_cast<size_t>(k)]; };
+      CHECK(of(CollectiveKind::kAllReduce).bytes_sent == 2 * (n - 1) * M / n);
+      CHECK(of(CollectiveKind::kAllReduce).bytes_received == 2 * (n - 1) * M / n);
+      CHECK(of(CollectiveKind::kReduceScatter).bytes_sent == (n - 1) * M / n);
+      CHECK(of(CollectiveKind::kAllGather).bytes_sent == (n - 1) * M / n);
+      CHECK(of(CollectiveKind::kBroadcast).bytes_received == (r == 0 ? 0 : M));
+      CHECK(of(CollectiveKind::kAllReduce).calls == 1);
+    }
+  }
+}
+
+TEST_CASE("ranks that do different things are told so, all of them") {
+  const auto messages = [](const std::function<absl::Status(Communicator&)>& body) {
+    CommunicatorOptions options;
+    options.timeout = absl::Seconds(20);
+    return RunRanks<absl::Status>(3, body, options);
+  };
+  for (const absl::Status& s : messages([](Communicator& c) {
+         std::vector<uint8_t> mine(c.rank() == 2 ? 31 : 30), everything(mine.size() * 3);
+         return c.AllGather(mine, absl::MakeSpan(everything));
+       })) {
+    CHECK(absl::IsFailedPrecondition(s));
+    CHECK_THAT(std::string(s.message()), Catch::Contains("ranks disagree") &&
+                                             Catch::Contains("rank 2 (c)") &&
+                                             Catch::Contains("AllGather #1"));
+  }
+  for (const absl::Status& s : messages([](Communicator& c) {
+         std::vector<uint8_t> mine(30);
+         return c.rank() == 1 ? c.Barrier() : c.Broadcast(absl::MakeSpan(mine), 0);
+       })) {
+    CHECK(absl::IsFailedPrecondition(s));
+    CHECK_THAT(std::string(s.message()), Catch::Contains("rank 1 (b)"));
+  }
+  for (const absl::Status& s : messages([](Communicator& c) {
+         std::vector<uint8_t> mine(30);
+         return c.Broadcast(absl::MakeSpan(mine), c.rank() == 1 ? 1 : 0);
+       })) {
+    CHECK(absl::IsFailedPrecondition(s));
+  }
+}
+
+TEST_CASE("a group that ended stays ended, and says why") {
+  const auto body = [](Communicator& c) {
+    std::vector<absl::Status> seen;
+    if (c.rank() == 1) c.Abort("its step was withdrawn");
+    seen.push_back(c.Barrier());
+    seen.push_back(c.Barrier());
+    seen.push_back(c.status());
+    return seen;
+  };
+  for (const auto& seen : RunRanks<std::vector<absl::Status>>(3, body)) {
+    for (const absl::Status& s : seen) {
+      CHECK(absl::IsCancelled(s));
+      CHECK_THAT(std::string(s.message()),
+                 Catch::Contains("rank 1 (b) ended the group: its step was withdrawn"));
+    }
+  }
+}
+}  // namespace
+}  // namespace stretto::engine

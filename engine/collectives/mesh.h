@@ -1,0 +1,83 @@
+// One connection between every two ranks of a group, and frames over them. An exchange sends one
+// frame to each of some peers and receives one from each of them, all at once; it ends when all are
+// through, or with the status that names who was silent, left, or is doing something else.
+//
+// Not thread-safe but for Interrupt().
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/collectives/communicator.h"
+#include "engine/collectives/socket.h"
+
+namespace stretto::engine {
+// What a frame says of itself; both sides of an exchange must say the same.
+struct FrameLabel {
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  DType dtype = DType::kU8;
+  uint8_t phase = 0;
+  int64_t sequence = 0;    // "#17"
+  uint64_t agreement = 0;  // a hash over all that ranks must agree on
+};
+
+// The frames to and from one peer: payloads in pieces that are sent and received in order.
+struct PeerFrames {
+  int peer = 0;
+  // Send and Recv label their frames differently on both sides.
+  CollectiveKind sent_kind = CollectiveKind::kBarrier, expected_kind = CollectiveKind::kBarrier;
+  std::vector<absl::Span<const uint8_t>> send;
+  std::vector<absl::Span<uint8_t>> receive;
+};
+
+class Mesh {
+ public:
+  // Connects to the ranks below and accepts those above. Refuses, and is refused by, ranks of
+  // another epoch or group. Errors name the rank.
+  static absl::StatusOr<Mesh> Connect(Listener listener, const GroupTable& group, int rank,
+                                      DeadlineNs deadline);
+  Mesh(Mesh&&) = default;
+  Mesh& operator=(Mesh&&) = default;
+
+  // Blocks. After an error the mesh can only say farewell.
+  absl::Status Exchange(const FrameLabel& label, absl::Span<PeerFrames> frames,
+                        absl::Duration timeout);
+  // Tells every peer that is still there why this rank ends the group; for at most a second.
+  void Farewell(const absl::Status& why);
+  // Lets an exchange, the current or the next, end with CANCELLED. Any thread.
+  void Interrupt() const;
+  int64_t overhead_bytes_sent() const { return overhead_bytes_sent_; }
+
+  static constexpr size_t kHeaderBytes = 40;
+
+ private:
+  struct Progress;
+  Mesh(GroupTable group, int rank) : group_(std::move(group)), rank_(rank) {}
+  absl::Status ConnectBelow(DeadlineNs deadline);
+  absl::Status AcceptAbove(const Listener& listener, DeadlineNs deadline);
+  // OK: `socket` is a member now, or has been turned away. An error: this rank is the one that must
+  // go.
+  absl::Status Receive(Socket socket, DeadlineNs deadline);
+  std::string Hello(int to) const;
+  std::string MissingAbove() const;
+  absl::Status Poll(std::vector<Progress>& all, DeadlineNs deadline);
+  absl::Status SendSome(Progress& p);
+  absl::Status ReceiveSome(const FrameLabel& label, Progress& p);
+  absl::Status CheckHeader(const FrameLabel& label, const Progress& p) const;
+  absl::Status ReadFarewell(const Progress& p) const;
+  absl::Status Late(const FrameLabel& label, const std::vector<Progress>& all,
+                    absl::Duration timeout) const;
+  absl::Status Lost(const FrameLabel& label, int peer) const;
+
+  GroupTable group_;
+  int rank_;
+  std::vector<Socket> sockets_;  // by rank; none for this one
+  Socket wake_;                  // an eventfd
+  // Frames that an ended exchange left half sent: a farewell may only follow their end.
+  std::vector<std::vector<uint8_t>> unsent_;
+  int64_t overhead_bytes_sent_ = 0;
+};
+}  // namespace stretto::engine

@@ -1,0 +1,37 @@
+// Groups for tests: all ranks in this process, one thread each, over loopback TCP.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+#include "engine/collectives/tcp_communicator.h"
+
+namespace stretto::engine::testing {
+// "a", "b", …
+inline std::string RankName(int rank) { return std::string(1, static_cast<char>('a' + rank)); }
+
+// Runs `body` for every rank of a fresh group and waits for all. Catch2's assertions belong to one
+// thread: bodies return what is to be checked, and the caller checks it.
+template <class Result>
+std::vector<Result> RunRanks(int num_ranks, const std::function<Result(Communicator&)>& body,
+                             const CommunicatorOptions& options = {}) {
+  auto listener = Listener::Open("127.0.0.1");
+  STRETTO_CHECK(listener.ok());
+  RendezvousHost host(*std::move(listener));
+  std::vector<Result> results(num_ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < num_ranks; ++r) {
+    threads.emplace_back([&, r] {
+      auto group =
+          JoinGroup(host.address(), {"g", 1, r, num_ranks, RankName(r), "127.0.0.1"}, options);
+      STRETTO_CHECK_MSG(group.ok(), std::string(group.status().message()).c_str());
+      results[r] = body(**group);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return results;
+}
+}  // namespace stretto::engine::testing
