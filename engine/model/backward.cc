@@ -35,24 +35,16 @@ void PackedPass::Backward(Stream& stream, const ModelWeights& weights,
   const int64_t T = s.batch->num_rows(), N = s.batch->num_targets();
   STRETTO_CHECK(static_cast<int64_t>(d_logprobs_N.size()) == N);
   STRETTO_CHECK(d_entropy_N.empty() || static_cast<int64_t>(d_entropy_N.size()) == N);
-  STRETTO_CHECK(gradients.dtype == DType::kF32 && gradients.size() == layout.size());
-  const LayerContext c = Context(stream, T);
-  const GradientContext g{weights, layout, flat_weights, gradients};
-  c.device.Fill(stream, s.d_x_TD.Rows(0, T), 0.0f);
-  const bool logits_kept = N <= s.chunk_rows;
-  for (int64_t begin = 0; begin < N; begin += s.chunk_rows) {
-    const int64_t count = std::min(s.chunk_rows, N - begin);
-    if (!logits_kept) RunHeadChunk(c, weights, begin, count);
-    c.device.Upload(stream, s.d_logprobs_R.Cols(0, count), &d_logprobs_N[begin]);
-    Tensor d_entropy;
-    if (!d_entropy_N.empty()) {
-      d_entropy = s.d_entropy_R.Cols(0, count);
-      c.device.Upload(stream, d_entropy, &d_entropy_N[begin]);
-    }
-    BackwardHeadChunk(c, g, begin, count, d_entropy);
+  if (options_.units == nullptr) {
+    STRETTO_CHECK(gradients.dtype == DType::kF32 && gradients.size() == layout.size());
   }
+  const LayerContext c = Context(stream, T);
+  GradientContext g{weights, layout, {flat_weights, gradients}, {flat_weights, gradients}};
+  c.device.Fill(stream, s.d_x_TD.Rows(0, T), 0.0f);
+  BackwardHead(c, g, d_logprobs_N, d_entropy_N);
   for (auto l = static_cast<int64_t>(s.layers.size()) - 1; l >= 0; --l) {
     const LayerTensors t = FirstRows(s.layers[l], T);
+    Enter(g, 1 + l);
     if (options_.recompute) {
       RunProjections(c, weights.layers[l], t);
       c.device.Attention(stream, AttentionOf(t));
@@ -61,11 +53,56 @@ void PackedPass::Backward(Stream& stream, const ModelWeights& weights,
     }
     BackwardMlp(c, g, l, t);
     BackwardAttention(c, g, l, t);
+    Leave(1 + l);
   }
-  c.device.EmbeddingBackward(stream, layout.embedding.In(gradients), s.d_x_TD.Rows(0, T),
+  const bool tied = layout.lm_head.offset == layout.embedding.offset;
+  if (tied) {
+    g.unit = g.head;
+  } else {
+    Enter(g, 0);
+  }
+  c.device.EmbeddingBackward(stream, layout.embedding.In(g.unit.gradients), s.d_x_TD.Rows(0, T),
                              s.ids_T.Cols(0, T));
+  Leave(0);
   c.device.Synchronize(stream);
   s.batch = nullptr;
+}
+
+void PackedPass::Enter(GradientContext& g, int64_t unit) const {
+  if (options_.units != nullptr) g.unit = options_.units->BeforeBackward(unit);
+}
+
+void PackedPass::Leave(int64_t unit) const {
+  if (options_.units != nullptr) options_.units->AfterBackward(unit);
+}
+
+void PackedPass::BackwardHead(const LayerContext& c, GradientContext& g,
+                              absl::Span<const float> d_logprobs_N,
+                              absl::Span<const float> d_entropy_N) {
+  State& s = *state_;
+  const int64_t N = s.batch->num_targets();
+  const auto last_unit = static_cast<int64_t>(s.layers.size()) + 1;
+  if (g.layout.lm_head.offset == g.layout.embedding.offset) {
+    Enter(g, 0);
+    g.head = g.unit;
+    Enter(g, last_unit);
+  } else {
+    Enter(g, last_unit);
+    g.head = g.unit;
+  }
+  const bool logits_kept = N <= s.chunk_rows;
+  for (int64_t begin = 0; begin < N; begin += s.chunk_rows) {
+    const int64_t count = std::min(s.chunk_rows, N - begin);
+    if (!logits_kept) RunHeadChunk(c, g.weights, begin, count);
+    c.device.Upload(c.stream, s.d_logprobs_R.Cols(0, count), &d_logprobs_N[begin]);
+    Tensor d_entropy;
+    if (!d_entropy_N.empty()) {
+      d_entropy = s.d_entropy_R.Cols(0, count);
+      c.device.Upload(c.stream, d_entropy, &d_entropy_N[begin]);
+    }
+    BackwardHeadChunk(c, g, begin, count, d_entropy);
+  }
+  Leave(last_unit);
 }
 
 void PackedPass::BackwardHeadChunk(const LayerContext& c, const GradientContext& g, int64_t begin,
@@ -75,9 +112,9 @@ void PackedPass::BackwardHeadChunk(const LayerContext& c, const GradientContext&
   const Tensor d_normed = s.d_normed_RD.Rows(0, count), d_last = s.d_last_RD.Rows(0, count);
   c.device.LogProbsBackward(c.stream, d_logits_RV, s.d_logprobs_R.Cols(0, count), d_entropy,
                             s.targets_N.Cols(begin, count), options_.temperature);
-  LinearBackward(c, MapOf(g.layout.lm_head, {}, g.flat_weights, g.gradients), d_normed, d_logits_RV,
-                 s.normed_RD.Rows(0, count));
-  c.device.RmsNormBackward(c.stream, d_last, g.layout.final_norm.In(g.gradients), d_normed,
+  LinearBackward(c, MapOf(g.layout.lm_head, {}, g.head.flat_weights, g.head.gradients), d_normed,
+                 d_logits_RV, s.normed_RD.Rows(0, count));
+  c.device.RmsNormBackward(c.stream, d_last, g.layout.final_norm.In(g.unit.gradients), d_normed,
                            s.last_RD.Rows(0, count), g.weights.final_norm,
                            static_cast<float>(c.config.rms_norm_eps), 1, /*accumulate=*/false);
   // A row may be the source of several targets: the scatter of an embedding's gradient allows that.
@@ -94,13 +131,13 @@ void PackedPass::BackwardMlp(const LayerContext& c, const GradientContext& g, in
   const Tensor d_x = s.d_x_TD.Rows(0, T), d_normed = s.d_normed_TD.Rows(0, T);
   const Tensor d_activated = s.d_activated_TF.Rows(0, T), d_gate_up = s.d_gate_up_T2F.Rows(0, T);
   c.device.SwiGlu(c.stream, t.activated_TF, t.gate_up_T2F);
-  LinearBackward(c, MapOf(p.down, p.down_bias, g.flat_weights, g.gradients), d_activated, d_x,
-                 t.activated_TF);
+  LinearBackward(c, MapOf(p.down, p.down_bias, g.unit.flat_weights, g.unit.gradients), d_activated,
+                 d_x, t.activated_TF);
   c.device.SwiGluBackward(c.stream, d_gate_up, d_activated, t.gate_up_T2F);
   RunMlpNorm(c, g.weights.layers[layer], t);
-  LinearBackward(c, MapOf(p.gate_up, p.gate_up_bias, g.flat_weights, g.gradients), d_normed,
-                 d_gate_up, t.normed_TD);
-  c.device.RmsNormBackward(c.stream, d_x, p.post_attention_norm.In(g.gradients), d_normed,
+  LinearBackward(c, MapOf(p.gate_up, p.gate_up_bias, g.unit.flat_weights, g.unit.gradients),
+                 d_normed, d_gate_up, t.normed_TD);
+  c.device.RmsNormBackward(c.stream, d_x, p.post_attention_norm.In(g.unit.gradients), d_normed,
                            t.x_mid_TD, g.weights.layers[layer].post_attention_norm,
                            static_cast<float>(c.config.rms_norm_eps), 1, /*accumulate=*/true);
 }
@@ -116,8 +153,8 @@ void PackedPass::BackwardAttention(const LayerContext& c, const GradientContext&
   const auto eps = static_cast<float>(c.config.rms_norm_eps);
   const Tensor d_x = s.d_x_TD.Rows(0, T), d_normed = s.d_normed_TD.Rows(0, T);
   const Tensor d_qkv = s.d_qkv_TE.Rows(0, T);
-  LinearBackward(c, MapOf(p.o, p.o_bias, g.flat_weights, g.gradients), s.d_attention_TE.Rows(0, T),
-                 d_x, t.attention_TE);
+  LinearBackward(c, MapOf(p.o, p.o_bias, g.unit.flat_weights, g.unit.gradients),
+                 s.d_attention_TE.Rows(0, T), d_x, t.attention_TE);
 
   PackedAttentionBackward attention;
   attention.forward = AttentionOf(t);
@@ -131,16 +168,16 @@ void PackedPass::BackwardAttention(const LayerContext& c, const GradientContext&
     c.device.Rope(c.stream, d, c.positions_T, c.cos_PC, c.sin_PC, heads, /*inverse=*/true);
   }
   if (c.config.qk_norm) {
-    c.device.RmsNormBackward(c.stream, d_qkv.Cols(0, q_cols), p.q_norm.In(g.gradients),
+    c.device.RmsNormBackward(c.stream, d_qkv.Cols(0, q_cols), p.q_norm.In(g.unit.gradients),
                              attention.d_q, t.qkv_TE.Cols(0, q_cols), w.q_norm, eps, H, false);
-    c.device.RmsNormBackward(c.stream, d_qkv.Cols(q_cols, kv_cols), p.k_norm.In(g.gradients),
+    c.device.RmsNormBackward(c.stream, d_qkv.Cols(q_cols, kv_cols), p.k_norm.In(g.unit.gradients),
                              attention.d_k, t.qkv_TE.Cols(q_cols, kv_cols), w.k_norm, eps, G,
                              false);
   }
   RunInputNorm(c, w, t);
-  LinearBackward(c, MapOf(p.qkv, p.qkv_bias, g.flat_weights, g.gradients), d_normed, d_qkv,
-                 t.normed_TD);
-  c.device.RmsNormBackward(c.stream, d_x, p.input_norm.In(g.gradients), d_normed, t.x_in_TD,
+  LinearBackward(c, MapOf(p.qkv, p.qkv_bias, g.unit.flat_weights, g.unit.gradients), d_normed,
+                 d_qkv, t.normed_TD);
+  c.device.RmsNormBackward(c.stream, d_x, p.input_norm.In(g.unit.gradients), d_normed, t.x_in_TD,
                            w.input_norm, eps, 1, /*accumulate=*/true);
 }
 }  // namespace stretto::engine

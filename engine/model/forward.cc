@@ -184,15 +184,22 @@ void PackedPass::Forward(Stream& stream, const ModelWeights& weights, const Pack
     device.Upload(stream, s.targets_N.Cols(0, N), batch.targets_N.data());
   }
   const LayerContext c = Context(stream, T);
+  ParameterUnits* units = options_.units;
+  const auto last_unit = static_cast<int64_t>(s.layers.size()) + 1;
+  if (units != nullptr) units->BeforeForward(0);
   device.Embedding(stream, s.layers[0].x_in_TD.Rows(0, T), weights.embedding, s.ids_T.Cols(0, T));
-  for (size_t l = 0; l < s.layers.size(); ++l) {
+  if (units != nullptr) units->AfterForward(0);
+  for (int64_t l = 0; l + 1 < last_unit; ++l) {
+    if (units != nullptr) units->BeforeForward(1 + l);
     const LayerTensors t = FirstRows(s.layers[l], T);
     RunProjections(c, weights.layers[l], t);
     device.Attention(stream, AttentionOf(t));
     RunAttentionOutput(c, weights.layers[l], t);
     RunGateUp(c, weights.layers[l], t);
     RunMlpOutput(c, weights.layers[l], t);
+    if (units != nullptr) units->AfterForward(1 + l);
   }
+  if (units != nullptr) units->BeforeForward(last_unit);
   for (int64_t begin = 0; begin < N; begin += s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, N - begin);
     RunHeadChunk(c, weights, begin, count);
@@ -203,6 +210,7 @@ void PackedPass::Forward(Stream& stream, const ModelWeights& weights, const Pack
     device.Download(stream, logprobs, &logprobs_N[begin]);
     if (entropy) device.Download(stream, entropy, &entropy_N[begin]);
   }
+  if (units != nullptr) units->AfterForward(last_unit);
   device.Synchronize(stream);
 }
 

@@ -33,6 +33,25 @@ struct PackedBatch {
   int32_t AddSegment(absl::Span<const int32_t> ids, int32_t parent);
 };
 
+// The flat run in units that a pass comes to one after the other: the embedding (0), each layer l
+// (1 + l), and last the final norm with the LM head where it is not the embedding. An owner that
+// doesn't hold all parameters or gradients at once follows a pass by them: it sees to it that a
+// unit's entry of ModelWeights is there before the pass reads it. A pass goes through all units
+// upwards (Forward), then downwards (Backward).
+class ParameterUnits {
+ public:
+  // Both are in coordinates of the whole flat run; only the unit's range of them is touched.
+  struct Tensors {
+    Tensor flat_weights, gradients;
+  };
+  virtual ~ParameterUnits() = default;
+  virtual void BeforeForward(int64_t unit) = 0;
+  virtual void AfterForward(int64_t unit) = 0;
+  // A tied head is of unit 0, which is asked for before the last unit and is done with at the end.
+  virtual Tensors BeforeBackward(int64_t unit) = 0;
+  virtual void AfterBackward(int64_t unit) = 0;
+};
+
 struct PackedPassOptions {
   int64_t max_rows = 0;     // T
   int64_t max_targets = 0;  // N
@@ -44,6 +63,7 @@ struct PackedPassOptions {
   // Bytes of logits that may exist at once. Where all rows of a batch fit, they are kept for the
   // backward pass, else computed again; either way the bits are the same.
   size_t logits_bytes = size_t{256} << 20;
+  ParameterUnits* units = nullptr;  // outlives the pass
 };
 
 // One batch at a time; not thread-safe. `transformer` outlives it.
@@ -61,7 +81,8 @@ class PackedPass {
 
   // Adds the gradient of sum_n d_logprobs[n] · logprob[n] + d_entropy[n] · entropy[n] over the
   // batch of the last Forward to `gradients` (f32, flat, in `layout`). `d_entropy_N` may be empty.
-  // `flat_weights`: the parameters that `weights` were packed from. Once after each Forward.
+  // `flat_weights`: the parameters that `weights` were packed from. Once after each Forward. With
+  // `units` both tensors come from there, and these are not read.
   void Backward(Stream& stream, const ModelWeights& weights, const ParameterLayout& layout,
                 const Tensor& flat_weights, const Tensor& gradients,
                 absl::Span<const float> d_logprobs_N, absl::Span<const float> d_entropy_N);
@@ -75,14 +96,18 @@ class PackedPass {
   struct GradientContext {
     const ModelWeights& weights;
     const ParameterLayout& layout;
-    const Tensor& flat_weights;
-    const Tensor& gradients;
+    ParameterUnits::Tensors unit, head;  // of the layer at hand; of the LM head
   };
   PackedPass(const Transformer& transformer, const PackedPassOptions& options);
   absl::Status AllocateActivations();
   absl::Status AllocateGradients();
   void CheckBatch(const PackedBatch& batch) const;
   LayerContext Context(Stream& stream, int64_t rows) const;
+  // Where the parameters of a unit are on the way back.
+  void Enter(GradientContext& g, int64_t unit) const;
+  void Leave(int64_t unit) const;
+  void BackwardHead(const LayerContext& c, GradientContext& g, absl::Span<const float> d_logprobs_N,
+                    absl::Span<const float> d_entropy_N);
   PackedAttention AttentionOf(const LayerTensors& t) const;
   // Logits of targets [begin, begin + count).
   void RunHeadChunk(const LayerContext& c, const ModelWeights& weights, int64_t begin,

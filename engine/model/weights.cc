@@ -192,9 +192,50 @@ void ModelWeights::Refresh(Device& device, Stream& stream, const ParameterLayout
   device.Repack(stream, *lm_head, {layout.lm_head.In(flat)});
 }
 
+std::unique_ptr<ModelWeights> ModelWeights::Empty(const ParameterLayout& layout) {
+  auto weights = std::make_unique<ModelWeights>();
+  weights->layers.resize(layout.layers.size());
+  return weights;
+}
+
+absl::Status ModelWeights::BindLayer(Device& device, Stream& stream, const ParameterLayout& layout,
+                                     int64_t layer, const Tensor& flat, LayerWeights& packed) {
+  for (const auto& [tensor, view] : Vectors(layers[layer], layout.layers[layer])) {
+    if (*view) *tensor = view->In(flat);
+  }
+  for (const auto& [matrix, view] : Matrices(layout.layers[layer])) {
+    if (packed.*matrix == nullptr) {
+      ASSIGN_OR_RETURN(packed.*matrix, device.Pack(stream, {view->In(flat)}));
+    } else {
+      device.Repack(stream, *(packed.*matrix), {view->In(flat)});
+    }
+    layers[layer].*matrix = packed.*matrix;
+  }
+  return absl::OkStatus();
+}
+
+void ModelWeights::BindEmbedding(const ParameterLayout& layout, const Tensor& flat) {
+  embedding = layout.embedding.In(flat);
+}
+
+void ModelWeights::BindFinalNorm(const ParameterLayout& layout, const Tensor& flat) {
+  final_norm = layout.final_norm.In(flat);
+}
+
+absl::Status ModelWeights::BindHead(Device& device, Stream& stream, const ParameterLayout& layout,
+                                    const Tensor& flat) {
+  if (lm_head == nullptr) {
+    ASSIGN_OR_RETURN(lm_head, device.Pack(stream, {layout.lm_head.In(flat)}));
+  } else {
+    device.Repack(stream, *lm_head, {layout.lm_head.In(flat)});
+  }
+  return absl::OkStatus();
+}
+
 size_t ModelWeights::bytes() const {
-  size_t total = storage_.bytes() + lm_head->bytes();
+  size_t total = storage_.bytes() + (lm_head != nullptr ? lm_head->bytes() : 0);
   for (const LayerWeights& l : layers) {
+    if (l.qkv == nullptr) continue;
     total += l.qkv->bytes() + l.o->bytes() + l.gate_up->bytes() + l.down->bytes();
   }
   return total;

@@ -60,6 +60,17 @@ class ModelWeights {
                                                             const ParameterLayout& layout,
                                                             const Tensor& flat);
   void Refresh(Device& device, Stream& stream, const ParameterLayout& layout, const Tensor& flat);
+  // For training that holds some units at a time (ParameterUnits): weights of `layout` without any,
+  // and ways to let a layer, or what is outside of layers, be what `flat` (in coordinates of the
+  // whole run) holds of it now. `packed` gives the matrices their memory, made at its first use and
+  // laid out anew for each layer after that.
+  static std::unique_ptr<ModelWeights> Empty(const ParameterLayout& layout);
+  absl::Status BindLayer(Device& device, Stream& stream, const ParameterLayout& layout,
+                         int64_t layer, const Tensor& flat, LayerWeights& packed);
+  void BindEmbedding(const ParameterLayout& layout, const Tensor& flat);
+  void BindFinalNorm(const ParameterLayout& layout, const Tensor& flat);
+  absl::Status BindHead(Device& device, Stream& stream, const ParameterLayout& layout,
+                        const Tensor& flat);
 
   DType dtype() const { return embedding.dtype; }
   WeightFormat format() const { return format_; }
