@@ -57,7 +57,7 @@ absl::Status WriteStateFile(Files& files, const std::string& folder, const State
     const Parameter* p = engine.layout().Find(t.name);
     STRETTO_CHECK(p != nullptr);
     host.resize(p->view.size());
-    engine.DownloadState(file.which, *p, host.data());
+    RETURN_IF_ERROR(engine.DownloadState(file.which, *p, host.data()));
     const absl::Span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(host.data()),
                                           host.size() * sizeof(float));
     hashes[absl::StrCat(file.name, ":", t.name)] = HashBytes(bytes);
@@ -265,7 +265,7 @@ absl::StatusOr<CheckpointInfo> LoadCheckpoint(Files& files, const std::string& p
       engine.UploadState(kStateFiles[i].which, p, host.data());
     }
   }
-  engine.FinishRestore(manifest.info.counters);
+  RETURN_IF_ERROR(engine.FinishRestore(manifest.info.counters));
   return std::move(manifest.info);
 }
 }  // namespace stretto::engine

@@ -81,7 +81,7 @@ inline std::vector<float> FullState(TrainerEngine& engine) {
     for (const Parameter& p : engine.layout().parameters()) {
       const size_t begin = state.size();
       state.resize(begin + p.view.size());
-      engine.DownloadState(which, p, &state[begin]);
+      STRETTO_CHECK(engine.DownloadState(which, p, &state[begin]).ok());
     }
   }
   return state;

@@ -7,8 +7,8 @@
 #include "base/bfloat16.h"
 #include "base/philox.h"
 #include "base/status.h"
+#include "engine/collectives/tcp_communicator.h"
 #include "engine/formats/model_files.h"
-#include "engine/model/memory.h"
 
 namespace stretto::engine {
 namespace {
@@ -47,31 +47,28 @@ class PhaseTimer {
 bool IsVector(const Parameter& p) { return p.spec.shape.size() == 1; }
 }  // namespace
 
-struct TrainerEngine::Buffers {
-  DeviceMemory memory;
-  Tensor weights, master, m, v, gradients;  // flat, of one row
-};
-
 absl::Span<const uint8_t> HostWeights::bytes(const Parameter& parameter) const {
   const size_t size = SizeOf(dtype_);
   return absl::MakeConstSpan(flat_).subspan(parameter.view.offset * size,
                                             parameter.view.size() * size);
 }
 
-TrainerEngine::TrainerEngine(Device& device, const TrainerOptions& options, Clock& clock)
+TrainerEngine::TrainerEngine(Device& device, const TrainerOptions& options, Clock& clock,
+                             Communicator* group)
     : device_(device),
       options_(options),
       clock_(clock),
       stream_(device.CreateStream()),
-      buffers_(std::make_unique<Buffers>()) {}
+      group_(group) {}
 TrainerEngine::~TrainerEngine() = default;
 
 absl::StatusOr<std::unique_ptr<TrainerEngine>> TrainerEngine::Create(Device& device,
                                                                      const ModelConfig& config,
                                                                      const TrainerOptions& options,
-                                                                     Clock& clock) {
+                                                                     Clock& clock,
+                                                                     Communicator* group) {
   RETURN_IF_ERROR(CheckOptions(options));
-  std::unique_ptr<TrainerEngine> engine(new TrainerEngine(device, options, clock));
+  std::unique_ptr<TrainerEngine> engine(new TrainerEngine(device, options, clock, group));
   ASSIGN_OR_RETURN(
       engine->transformer_,
       Transformer::Create(device, config, {options.dtype, options.max_sequence_length}));
@@ -80,22 +77,20 @@ absl::StatusOr<std::unique_ptr<TrainerEngine>> TrainerEngine::Create(Device& dev
 }
 
 absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
-  layout_ = std::make_shared<const ParameterLayout>(config);
-  Buffers& b = *buffers_;
-  const int64_t size = layout_->size();
-  ASSIGN_OR_RETURN(b.weights, b.memory.Make(device_, options_.dtype, 1, size));
-  for (Tensor* t : {&b.master, &b.m, &b.v, &b.gradients}) {
-    ASSIGN_OR_RETURN(*t, b.memory.Make(device_, DType::kF32, 1, size));
-    device_.Fill(*stream_, *t, 0.0f);
+  if (group_ == nullptr && options_.parallel.kind != DataParallel::kDdp) {
+    ASSIGN_OR_RETURN(own_group_, GroupOfOne("trainer"));
+    group_ = own_group_.get();
   }
-  device_.Fill(*stream_, b.weights, 0.0f);
-  ASSIGN_OR_RETURN(weights_, ModelWeights::View(device_, *stream_, *layout_, b.weights));
+  layout_ = std::make_shared<const ParameterLayout>(config);
+  ASSIGN_OR_RETURN(state_, TrainingState::Create(device_, *stream_, layout_, options_.dtype,
+                                                 options_.parallel, group_));
   PackedPassOptions pass;
   pass.max_rows = pass.max_targets =
       std::max(options_.micro_batch_tokens, options_.max_sequence_length);
   pass.temperature = options_.temperature;
   pass.recompute = options_.recompute_activations;
   pass.logits_bytes = options_.logits_bytes;
+  pass.units = state_->stream();
   ASSIGN_OR_RETURN(pass_, PackedPass::Create(*transformer_, pass));
   return absl::OkStatus();
 }
@@ -112,10 +107,8 @@ absl::Status TrainerEngine::LoadModel(const TensorSource& source) {
     }
     UploadState(StateTensor::kMaster, p, host.data());
   }
-  device_.Fill(*stream_, buffers_->m, 0.0f);
-  device_.Fill(*stream_, buffers_->v, 0.0f);
-  FinishRestore({});
-  return absl::OkStatus();
+  state_->ClearMoments();
+  return FinishRestore({});
 }
 
 absl::Status TrainerEngine::InitRandom(uint64_t seed, double std) {
@@ -130,10 +123,8 @@ absl::Status TrainerEngine::InitRandom(uint64_t seed, double std) {
     }
     UploadState(StateTensor::kMaster, p, host.data());
   }
-  device_.Fill(*stream_, buffers_->m, 0.0f);
-  device_.Fill(*stream_, buffers_->v, 0.0f);
-  FinishRestore({});
-  return absl::OkStatus();
+  state_->ClearMoments();
+  return FinishRestore({});
 }
 
 MicroBatchLimits TrainerEngine::Limits() const {
@@ -142,42 +133,132 @@ MicroBatchLimits TrainerEngine::Limits() const {
 
 absl::StatusOr<StepResult> TrainerEngine::Step(const TrainBatch& batch,
                                                const Objective& objective) {
+  if (!broken_.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("training step: an earlier one ended half done; restore a checkpoint: ",
+                     broken_.message()));
+  }
+  RETURN_IF_ERROR(AgreeOn(batch));
   ASSIGN_OR_RETURN(const std::vector<MicroBatch> micro_batches, CutMicroBatches(batch, Limits()));
   if (micro_batches.empty()) {
     return absl::InvalidArgumentError("training step: the batch has no completion tokens");
   }
-  StepResult result;
-  result.num_micro_batches = static_cast<int64_t>(micro_batches.size());
+  const ParallelOptions& parallel = options_.parallel;
+  const auto num_micro_batches = static_cast<int64_t>(micro_batches.size());
+  if (parallel.streams_gradients() && num_micro_batches > parallel.reduction_leaves) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("training step: ", Name(parallel.kind),
+                     " gives gradients away after each micro-batch, so "
+                     "reduction_leaves (",
+                     parallel.reduction_leaves, ") must be at least the batch's ",
+                     num_micro_batches, " micro-batches"));
+  }
+  const LeafPlan plan(num_micro_batches, parallel.reduction_leaves,
+                      group_ == nullptr ? 1 : group_->size());
+  const StepContext step{batch, micro_batches, objective, plan};
+  LeafResults results;
+  if (parallel.streams_gradients()) {
+    RETURN_IF_ERROR(RunRounds(step, results));
+  } else {
+    RunLeaves(step, results);
+    RETURN_IF_ERROR(state_->SumGradients(plan));
+  }
+  ASSIGN_OR_RETURN(StepResult result, JoinResults(plan, std::move(results)));
+  result.num_micro_batches = num_micro_batches;
   result.num_trained_tokens = batch.num_tokens();
-  device_.Fill(*stream_, buffers_->gradients, 0.0f);
-  for (const MicroBatch& m : micro_batches) RunMicroBatch(batch, m, objective, result);
   result.entropy /= static_cast<double>(result.num_trained_tokens);
-  Update(result);
+  RETURN_IF_ERROR(Update(result));
   result.version = ++counters_.version;
   return result;
 }
 
-void TrainerEngine::RunMicroBatch(const TrainBatch& batch, const MicroBatch& micro_batch,
-                                  const Objective& objective, StepResult& result) {
+void TrainerEngine::RunLeaves(const StepContext& step, LeafResults& results) {
+  state_->BeginLeaf();  // a rank without leaves has no gradients either
+  for (const int64_t leaf : step.plan.LeavesOf(group_ == nullptr ? 0 : group_->rank())) {
+    StepResult& result = results[leaf];
+    result.num_trained_tokens = step.batch.num_tokens();
+    if (results.size() > 1) state_->BeginLeaf();
+    const auto [begin, end] = step.plan.MicroBatchesOf(leaf);
+    for (int64_t i = begin; i < end; ++i) {
+      const Targets targets =
+          ForwardMicroBatch(step.batch, step.micro_batches[i], step.objective, result);
+      if (targets.any) BackwardMicroBatch(targets, result);
+    }
+    state_->EndLeaf(step.plan, leaf);
+  }
+}
+
+absl::Status TrainerEngine::RunRounds(const StepContext& step, LeafResults& results) {
+  state_->stream()->BeginStep(step.plan.used());
+  for (int64_t round = 0; round < step.plan.num_rounds(); ++round) {
+    const absl::Status status = RunRound(step, round, results);
+    RETURN_IF_ERROR(state_->stream()->EndRound());
+    RETURN_IF_ERROR(status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainerEngine::RunRound(const StepContext& step, int64_t round, LeafResults& results) {
+  UnitStream& stream = *state_->stream();
+  const std::vector<int64_t> leaf_of_rank = step.plan.Round(round);
+  const int64_t leaf = leaf_of_rank[group_->rank()];
+  stream.BeginRound(leaf_of_rank);
+  Targets targets;
+  if (leaf >= 0) {
+    StepResult& result = results[leaf];
+    result.num_trained_tokens = step.batch.num_tokens();
+    const int64_t micro_batch = step.plan.MicroBatchesOf(leaf).first;
+    targets =
+        ForwardMicroBatch(step.batch, step.micro_batches[micro_batch], step.objective, result);
+  } else {
+    stream.ForwardAlone();
+  }
+  // Whether to go back is a matter of the objective's values: ranks ask one another.
+  std::vector<uint8_t> any(group_->size());
+  const uint8_t mine = targets.any ? 1 : 0;
+  RETURN_IF_ERROR(group_->AllGather({&mine, 1}, absl::MakeSpan(any)));
+  if (targets.any) {
+    BackwardMicroBatch(targets, results[leaf]);
+  } else if (std::any_of(any.begin(), any.end(), [](uint8_t a) { return a != 0; })) {
+    stream.BackwardAlone();
+  } else {
+    RETURN_IF_ERROR(stream.EndRound());
+    stream.AddZeros();
+  }
+  return absl::OkStatus();
+}
+
+TrainerEngine::Targets TrainerEngine::ForwardMicroBatch(const TrainBatch& batch,
+                                                        const MicroBatch& micro_batch,
+                                                        const Objective& objective,
+                                                        StepResult& result) {
   const int64_t N = micro_batch.packed.num_targets();
-  std::vector<float> logprobs(N), entropy(N), d_logprobs(N, 0.0f), d_entropy(N, 0.0f);
+  std::vector<float> logprobs(N), entropy(N);
+  Targets targets{std::vector<float>(N, 0.0f), std::vector<float>(N, 0.0f)};
   result.num_computed_tokens += micro_batch.packed.num_rows();
   {
     PhaseTimer timer(clock_, result.forward_seconds);
-    pass_->Forward(*stream_, *weights_, micro_batch.packed, absl::MakeSpan(logprobs),
+    pass_->Forward(*stream_, state_->weights(), micro_batch.packed, absl::MakeSpan(logprobs),
                    absl::MakeSpan(entropy));
   }
-  {
-    PhaseTimer timer(clock_, result.objective_seconds);
-    EvaluateObjective(batch, micro_batch, objective, logprobs, entropy, absl::MakeSpan(d_logprobs),
-                      absl::MakeSpan(d_entropy), result);
-  }
-  const auto is_zero = [](float d) { return d == 0.0f; };
-  const bool no_entropy = std::all_of(d_entropy.begin(), d_entropy.end(), is_zero);
-  if (no_entropy && std::all_of(d_logprobs.begin(), d_logprobs.end(), is_zero)) return;
+  PhaseTimer timer(clock_, result.objective_seconds);
+  EvaluateObjective(batch, micro_batch, objective, logprobs, entropy,
+                    absl::MakeSpan(targets.d_logprobs), absl::MakeSpan(targets.d_entropy), result);
+  const auto not_zero = [](float d) { return d != 0.0f; };
+  const auto any_of = [&](const std::vector<float>& d) {
+    return std::any_of(d.begin(), d.end(), not_zero);
+  };
+  targets.any_entropy = any_of(targets.d_entropy);
+  targets.any = targets.any_entropy || any_of(targets.d_logprobs);
+  return targets;
+}
+
+void TrainerEngine::BackwardMicroBatch(const Targets& targets, StepResult& result) {
   PhaseTimer timer(clock_, result.backward_seconds);
-  pass_->Backward(*stream_, *weights_, *layout_, buffers_->weights, buffers_->gradients, d_logprobs,
-                  no_entropy ? absl::Span<const float>() : d_entropy);
+  pass_->Backward(
+      *stream_, state_->weights(), *layout_, state_->flat_weights(), state_->gradients(),
+      targets.d_logprobs,
+      targets.any_entropy ? absl::Span<const float>(targets.d_entropy) : absl::Span<const float>());
 }
 
 void TrainerEngine::EvaluateObjective(const TrainBatch& batch, const MicroBatch& micro_batch,
@@ -220,16 +301,15 @@ void TrainerEngine::EvaluateObjective(const TrainBatch& batch, const MicroBatch&
   for (float h : entropy) result.entropy += double{h};
 }
 
-void TrainerEngine::Update(StepResult& result) {
+absl::Status TrainerEngine::Update(StepResult& result) {
   PhaseTimer timer(clock_, result.optimizer_seconds);
-  Buffers& b = *buffers_;
   result.lr = options_.schedule.At(counters_.version + 1);
-  result.grad_norm = std::sqrt(device_.SquaredNorm(*stream_, b.gradients));
+  ASSIGN_OR_RETURN(result.grad_norm, state_->GradientNorm());
   if (!std::isfinite(result.grad_norm) || !std::isfinite(result.loss)) {
     result.skipped = true;
     result.skip_reason =
         absl::StrCat("not finite: loss ", result.loss, ", gradient norm ", result.grad_norm);
-    return;
+    return absl::OkStatus();
   }
   AdamWStep step;
   step.lr = static_cast<float>(result.lr);
@@ -241,17 +321,8 @@ void TrainerEngine::Update(StepResult& result) {
     const double factor = options_.max_grad_norm / (result.grad_norm + kClipEpsilon);
     step.grad_scale = static_cast<float>(std::min(1.0, factor));
   }
-  if (options_.weight_decay == 0) {
-    device_.AdamW(*stream_, b.weights, b.master, b.m, b.v, b.gradients, step);
-  } else {  // matrices decay, norms and biases do not
-    for (const Parameter& p : layout_->parameters()) {
-      step.weight_decay = IsVector(p) ? 0.0f : static_cast<float>(options_.weight_decay);
-      device_.AdamW(*stream_, p.view.In(b.weights), p.view.In(b.master), p.view.In(b.m),
-                    p.view.In(b.v), p.view.In(b.gradients), step);
-    }
-  }
-  weights_->Refresh(device_, *stream_, *layout_, b.weights);
-  device_.Synchronize(*stream_);
+  broken_ = state_->Update(step, options_.weight_decay);
+  return broken_;
 }
 
 absl::StatusOr<StepResult> TrainerEngine::SupervisedStep(
@@ -280,8 +351,10 @@ absl::StatusOr<BatchLogProbs> TrainerEngine::LogProbs(const TrainBatch& batch) {
   }
   for (const MicroBatch& m : micro_batches) {
     std::vector<float> logprobs(m.packed.num_targets()), entropy(m.packed.num_targets());
-    pass_->Forward(*stream_, *weights_, m.packed, absl::MakeSpan(logprobs),
+    if (state_->stream() != nullptr) state_->stream()->BeginRound({});
+    pass_->Forward(*stream_, state_->weights(), m.packed, absl::MakeSpan(logprobs),
                    absl::MakeSpan(entropy));
+    if (state_->stream() != nullptr) RETURN_IF_ERROR(state_->stream()->EndRound());
     for (size_t i = 0; i < m.completions.size(); ++i) {
       const auto [g, c] = m.completions[i];
       const int64_t begin = m.target_begin[i], end = m.target_begin[i + 1];
@@ -293,8 +366,15 @@ absl::StatusOr<BatchLogProbs> TrainerEngine::LogProbs(const TrainBatch& batch) {
 }
 
 std::shared_ptr<const HostWeights> TrainerEngine::GetWeights() {
+  STRETTO_CHECK_MSG(state_->has_all_weights(), "fsdp: GatherWeights, on all ranks");
+  auto weights = GatherWeights();
+  STRETTO_CHECK(weights.ok());
+  return *std::move(weights);
+}
+
+absl::StatusOr<std::shared_ptr<const HostWeights>> TrainerEngine::GatherWeights() {
   auto host = std::make_shared<HostWeights>(layout_, options_.dtype, counters_.version);
-  device_.Download(*stream_, buffers_->weights, host->data());
+  RETURN_IF_ERROR(state_->DownloadWeights(host->data()));
   return host;
 }
 
@@ -305,7 +385,13 @@ absl::Status TrainerEngine::ReadRows(const Parameter& parameter, int64_t row_beg
     return absl::OutOfRangeError(absl::StrCat(parameter.spec.name, ": no rows [", row_begin, ", ",
                                               row_end, ") of ", view.rows));
   }
-  const Tensor& flat = dtype == DType::kF32 ? buffers_->master : buffers_->weights;
+  const bool masters = dtype == DType::kF32;
+  if (masters ? !state_->has_all_masters() : !state_->has_all_weights()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(parameter.spec.name, ": this rank holds a part of it; ",
+                     Name(options_.parallel.kind), " divides it among ranks"));
+  }
+  const Tensor& flat = masters ? state_->Flat(StateTensor::kMaster) : state_->flat_weights();
   const Tensor rows = view.In(flat).Rows(row_begin, row_end - row_begin);
   if (rows.dtype == dtype) {
     device_.Download(*stream_, rows, dst);
@@ -330,35 +416,24 @@ int64_t TrainerEngine::num_parameters() const {
 }
 
 size_t TrainerEngine::device_bytes() const {
-  return buffers_->memory.bytes() + weights_->bytes() + pass_->bytes();
+  const MemoryLedger m = state_->ledger();
+  return m.weights + m.gradients + m.optimizer + m.packed + m.windows + pass_->bytes();
 }
 
 NumericProfile TrainerEngine::profile() const { return device_.Profile(options_.dtype); }
 
-Tensor TrainerEngine::State(StateTensor which) const {
-  switch (which) {
-    case StateTensor::kMaster:
-      return buffers_->master;
-    case StateTensor::kM:
-      return buffers_->m;
-    case StateTensor::kV:
-      return buffers_->v;
-  }
-  return {};
-}
-
-void TrainerEngine::DownloadState(StateTensor which, const Parameter& parameter, float* dst) {
-  device_.Download(*stream_, parameter.view.In(State(which)), dst);
+absl::Status TrainerEngine::DownloadState(StateTensor which, const Parameter& parameter,
+                                          float* dst) {
+  return state_->Download(which, parameter, dst);
 }
 
 void TrainerEngine::UploadState(StateTensor which, const Parameter& parameter, const float* src) {
-  device_.Upload(*stream_, parameter.view.In(State(which)), src);
+  state_->Upload(which, parameter, src);
 }
 
-void TrainerEngine::FinishRestore(const TrainerCounters& counters) {
+absl::Status TrainerEngine::FinishRestore(const TrainerCounters& counters) {
   counters_ = counters;
-  device_.Copy(*stream_, buffers_->weights, buffers_->master);
-  weights_->Refresh(device_, *stream_, *layout_, buffers_->weights);
-  device_.Synchronize(*stream_);
+  broken_ = state_->RefreshWeights();
+  return broken_;
 }
 }  // namespace stretto::engine

@@ -1,6 +1,11 @@
-// Training of one model on one device: fp32 masters and AdamW moments, weights in the dtype of
-// computation, gradients accumulated over micro-batches in their fixed order. A step is a pure
-// function of (state, batch, objective): the same bits for every number of threads.
+// Training of one model: fp32 masters and AdamW moments, weights in the dtype of computation,
+// gradients added up over micro-batches in a fixed order. A step is a pure function of (state,
+// batch, objective): the same bits for every number of threads, and for every number of ranks and
+// every way to divide state among them (parallel.h) that the same `reduction_leaves` allows.
+//
+// In a group of ranks every rank makes the same calls with the same arguments, in the same order:
+// each is given the whole batch and computes its part. When the group ends, the call returns its
+// error; what was under way is undone by restoring a checkpoint in a new group.
 //
 // Not thread-safe; every call blocks.
 #pragma once
@@ -16,7 +21,9 @@
 #include "engine/model/transformer.h"
 #include "engine/training/micro_batch.h"
 #include "engine/training/objective.h"
+#include "engine/training/parallel.h"
 #include "engine/training/schedule.h"
+#include "engine/training/training_state.h"
 
 namespace stretto::engine {
 struct TrainerOptions {
@@ -30,6 +37,7 @@ struct TrainerOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0;     // of matrices; norms and biases do not decay
   double max_grad_norm = 1.0;  // 0: no clipping
+  ParallelOptions parallel;
 };
 
 struct StepResult {
@@ -95,12 +103,13 @@ struct TrainerCounters {
 
 class TrainerEngine {
  public:
-  // Allocates everything. `device` and `clock` outlive the engine. ResourceExhausted, or
-  // InvalidArgument naming the option.
+  // Allocates everything. `device`, `clock` and `group` outlive the engine; without a group it is
+  // alone. ResourceExhausted, or InvalidArgument naming the option.
   static absl::StatusOr<std::unique_ptr<TrainerEngine>> Create(Device& device,
                                                                const ModelConfig& config,
                                                                const TrainerOptions& options,
-                                                               Clock& clock = Clock::Real());
+                                                               Clock& clock = Clock::Real(),
+                                                               Communicator* group = nullptr);
   ~TrainerEngine();
 
   // Masters from a model file (CheckShapes first), moments zero, version 0. A NaN or infinity among
@@ -117,10 +126,12 @@ class TrainerEngine {
   // Log-probs under the current weights; nothing changes.
   absl::StatusOr<BatchLogProbs> LogProbs(const TrainBatch& batch);
 
-  // A copy of the current weights.
+  // A copy of the current weights; all ranks make it at the same time under fsdp. The first form
+  // is for layouts in which every rank has them all.
   std::shared_ptr<const HostWeights> GetWeights();
+  absl::StatusOr<std::shared_ptr<const HostWeights>> GatherWeights();
   // Rows [row_begin, row_end) of a parameter, for export (RowReader): kF32 gives the masters, kBF16
-  // the weights of computation.
+  // the weights of computation. FailedPrecondition where this rank doesn't hold them all.
   absl::Status ReadRows(const Parameter& parameter, int64_t row_begin, int64_t row_end, DType dtype,
                         void* dst);
 
@@ -132,27 +143,51 @@ class TrainerEngine {
   size_t device_bytes() const;
   NumericProfile profile() const;
 
-  // For checkpoints: the state is these three flat f32 tensors and the counters.
-  enum class StateTensor : uint8_t { kMaster, kM, kV };
-  void DownloadState(StateTensor which, const Parameter& parameter, float* dst);
+  // What this rank holds, but for activations.
+  MemoryLedger memory() const { return state_->ledger(); }
+
+  // For checkpoints: the state is these three flat f32 tensors and the counters. Where it is
+  // divided, all ranks download at the same time and each gets everything; each uploads everything
+  // and keeps its part.
+  using StateTensor = engine::StateTensor;
+  absl::Status DownloadState(StateTensor which, const Parameter& parameter, float* dst);
   void UploadState(StateTensor which, const Parameter& parameter, const float* src);
   const TrainerCounters& counters() const { return counters_; }
   // After all UploadState calls: weights follow from the masters.
-  void FinishRestore(const TrainerCounters& counters);
+  absl::Status FinishRestore(const TrainerCounters& counters);
 
  private:
-  struct Buffers;
-  TrainerEngine(Device& device, const TrainerOptions& options, Clock& clock);
+  // A micro-batch on its way: the gradients of its targets.
+  struct Targets {
+    std::vector<float> d_logprobs, d_entropy;
+    bool any = false, any_entropy = false;  // not all zeros
+  };
+  TrainerEngine(Device& device, const TrainerOptions& options, Clock& clock, Communicator* group);
   absl::Status Allocate(const ModelConfig& config);
   MicroBatchLimits Limits() const;
-  Tensor State(StateTensor which) const;
-  void RunMicroBatch(const TrainBatch& batch, const MicroBatch& micro_batch,
-                     const Objective& objective, StepResult& result);
+  // Whether all ranks of the group are about to do the same; an error names those that aren't.
+  absl::Status AgreeOn(const TrainBatch& batch);
+  // The results of this rank's leaves, by leaf.
+  using LeafResults = std::map<int64_t, StepResult>;
+  struct StepContext {
+    const TrainBatch& batch;
+    const std::vector<MicroBatch>& micro_batches;
+    const Objective& objective;
+    const LeafPlan& plan;
+  };
+  void RunLeaves(const StepContext& step, LeafResults& results);
+  absl::Status RunRounds(const StepContext& step, LeafResults& results);
+  absl::Status RunRound(const StepContext& step, int64_t round, LeafResults& results);
+  // All leaves' results in one, the same on every rank.
+  absl::StatusOr<StepResult> JoinResults(const LeafPlan& plan, LeafResults results);
+  Targets ForwardMicroBatch(const TrainBatch& batch, const MicroBatch& micro_batch,
+                            const Objective& objective, StepResult& result);
+  void BackwardMicroBatch(const Targets& targets, StepResult& result);
   void EvaluateObjective(const TrainBatch& batch, const MicroBatch& micro_batch,
                          const Objective& objective, absl::Span<const float> logprobs,
                          absl::Span<const float> entropy, absl::Span<float> d_logprobs,
                          absl::Span<float> d_entropy, StepResult& result);
-  void Update(StepResult& result);
+  absl::Status Update(StepResult& result);
 
   Device& device_;
   TrainerOptions options_;
@@ -160,9 +195,11 @@ class TrainerEngine {
   std::shared_ptr<const ParameterLayout> layout_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Transformer> transformer_;
-  std::unique_ptr<Buffers> buffers_;
-  std::unique_ptr<ModelWeights> weights_;
+  std::unique_ptr<Communicator> own_group_;  // of one, for layouts that want a group
+  Communicator* group_ = nullptr;            // null: alone
+  std::unique_ptr<TrainingState> state_;
   std::unique_ptr<PackedPass> pass_;
   TrainerCounters counters_;
+  absl::Status broken_;  // why the state is not that of a finished step
 };
 }  // namespace stretto::engine

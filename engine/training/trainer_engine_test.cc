@@ -190,8 +190,8 @@ TEST_CASE("the gradient is clipped to its largest norm and the rate follows the 
   const auto& layout = free->layout();
   for (const Parameter& p : layout.parameters()) {
     std::vector<float> a(p.view.size()), b(p.view.size());
-    free->DownloadState(TrainerEngine::StateTensor::kM, p, a.data());
-    clipped->DownloadState(TrainerEngine::StateTensor::kM, p, b.data());
+    REQUIRE_OK(free->DownloadState(TrainerEngine::StateTensor::kM, p, a.data()));
+    REQUIRE_OK(clipped->DownloadState(TrainerEngine::StateTensor::kM, p, b.data()));
     for (float x : a) free_norm += double{x} * x;
     for (float x : b) clipped_norm += double{x} * x;
   }

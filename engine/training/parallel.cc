@@ -1,0 +1,119 @@
+#include "engine/training/parallel.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace stretto::engine {
+namespace {
+constexpr DataParallel kKinds[] = {DataParallel::kDdp, DataParallel::kZero1, DataParallel::kZero2,
+                                   DataParallel::kFsdp};
+}  // namespace
+
+absl::string_view Name(DataParallel kind) {
+  switch (kind) {
+    case DataParallel::kDdp:
+      return "ddp";
+    case DataParallel::kZero1:
+      return "zero1";
+    case DataParallel::kZero2:
+      return "zero2";
+    case DataParallel::kFsdp:
+      return "fsdp";
+  }
+  return "?";
+}
+
+absl::StatusOr<DataParallel> ParseDataParallel(absl::string_view name) {
+  for (const DataParallel kind : kKinds) {
+    if (name == Name(kind)) return kind;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("data parallelism: expected ddp, zero1, zero2 or fsdp, found '", name, "'"));
+}
+
+ShardMap::ShardMap(const ParameterLayout& layout, int num_ranks) : owned_(num_ranks, 0) {
+  std::vector<int64_t> begins = {0};
+  for (const LayerParameters& l : layout.layers) begins.push_back(l.input_norm.offset);
+  begins.push_back(layout.final_norm.offset);
+  begins.push_back(layout.size());
+  for (size_t u = 0; u + 1 < begins.size(); ++u) {
+    Unit unit{begins[u], begins[u + 1], {}, {}, {}};
+    const int64_t blocks = (unit.size() + kBlock - 1) / kBlock;
+    int64_t offset = 0;
+    for (int r = 0; r < num_ranks; ++r) {
+      // Units begin their remainders at different ranks, so that all own about the same.
+      const auto turn = static_cast<int64_t>((r + u * (num_ranks - 1)) % num_ranks);
+      const int64_t mine = blocks / num_ranks + (turn < blocks % num_ranks ? 1 : 0);
+      const int64_t count = std::min(mine * kBlock, unit.size() - offset);
+      unit.counts.push_back(count);
+      unit.offsets.push_back(offset);
+      unit.local.push_back(owned_[r]);
+      owned_[r] += count;
+      offset += count;
+    }
+    STRETTO_CHECK(offset == unit.size());
+    units_.push_back(std::move(unit));
+  }
+}
+
+int64_t ShardMap::UnitOf(int64_t offset) const {
+  const auto after = std::upper_bound(units_.begin(), units_.end(), offset,
+                                      [](int64_t o, const Unit& u) { return o < u.begin; });
+  return after - units_.begin() - 1;
+}
+
+int64_t ShardMap::largest_layer() const {
+  int64_t largest = 0;
+  for (size_t u = 1; u + 1 < units_.size(); ++u) largest = std::max(largest, units_[u].size());
+  return largest;
+}
+
+LeafPlan::LeafPlan(int64_t num_micro_batches, int64_t num_leaves, int num_ranks)
+    : num_micro_batches_(num_micro_batches), num_ranks_(num_ranks), used_(num_leaves, false) {
+  STRETTO_CHECK(num_micro_batches > 0 && num_leaves >= num_ranks && num_ranks > 0);
+  for (int64_t leaf = 0; leaf < num_leaves; ++leaf) {
+    const auto [begin, end] = MicroBatchesOf(leaf);
+    used_[leaf] = begin < end;
+    if (begin < end) used_leaves_.push_back(leaf);
+  }
+}
+
+// i·L/M ≥ leaf exactly when i ≥ leaf·M/L, rounded up.
+std::pair<int64_t, int64_t> LeafPlan::MicroBatchesOf(int64_t leaf) const {
+  const int64_t L = num_leaves(), M = num_micro_batches_;
+  return {(leaf * M + L - 1) / L, ((leaf + 1) * M + L - 1) / L};
+}
+
+std::vector<int64_t> LeafPlan::LeavesOf(int rank) const {
+  const int64_t L = num_leaves();
+  std::vector<int64_t> leaves;
+  for (int64_t leaf = rank * L / num_ranks_; leaf < (rank + 1) * L / num_ranks_; ++leaf) {
+    if (used_[leaf]) leaves.push_back(leaf);
+  }
+  return leaves;
+}
+
+std::vector<SumNode> LeafPlan::NodesOfRank(int rank) const {
+  const int64_t L = num_leaves();
+  std::vector<SumNode> nodes = NodesOf(L, rank * L / num_ranks_, (rank + 1) * L / num_ranks_);
+  std::erase_if(nodes, [this](const SumNode& n) {
+    return std::none_of(used_.begin() + n.begin, used_.begin() + n.end, [](bool u) { return u; });
+  });
+  return nodes;
+}
+
+int64_t LeafPlan::num_rounds() const {
+  return (static_cast<int64_t>(used_leaves_.size()) + num_ranks_ - 1) / num_ranks_;
+}
+
+std::vector<int64_t> LeafPlan::Round(int64_t round) const {
+  std::vector<int64_t> leaves(num_ranks_, -1);
+  for (int r = 0; r < num_ranks_; ++r) {
+    const auto i = static_cast<size_t>(round * num_ranks_ + r);
+    if (i < used_leaves_.size()) leaves[r] = used_leaves_[i];
+  }
+  return leaves;
+}
+}  // namespace stretto::engine

@@ -1,0 +1,94 @@
+// How a training step is divided among ranks that hold the same model and see the same batch
+// (data parallelism), such that its bits do not depend on the division.
+//
+// Leaves. A step's micro-batches are dealt to `reduction_leaves` L leaves by index alone:
+// micro-batch i of M to leaf ⌊i·L/M⌋. Inside a leaf gradients accumulate in order; leaves are
+// joined by the binary tree of collectives/sum_tree.h. So any number of ranks up to L gives the
+// same bits, and L = 1 those of a single accumulation.
+//
+// Units and blocks. The flat run of parameters is cut into units (packed_pass.h: embedding, each
+// layer, head), a unit into blocks of 4096 elements, and each rank owns a run of every unit's
+// blocks. Sums over gradients (the norm) are made of blocks, in order, whoever owns them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/collectives/sum_tree.h"
+#include "engine/model/parameters.h"
+
+namespace stretto::engine {
+// What is divided; W, G bytes of a weight and a gradient, 12 of master and moments.
+enum class DataParallel : uint8_t {
+  kDdp,    // nothing:                            (W + G + 12)·P a rank
+  kZero1,  // masters and moments:                (W + G)·P + 12·P/N
+  kZero2,  // and gradients (ZeRO-2):             W·P + (G + 12)·P/N
+  kFsdp,   // and weights (ZeRO-3): gathered layer by layer, (W + G + 12)·P/N
+};
+absl::string_view Name(DataParallel kind);  // "ddp", "zero1", "zero2", "fsdp"
+absl::StatusOr<DataParallel> ParseDataParallel(absl::string_view name);
+
+struct ParallelOptions {
+  DataParallel kind = DataParallel::kDdp;
+  int64_t reduction_leaves = 1;  // L: at least the number of ranks
+  // ddp, zero1: bytes of gradients or weights in one collective.
+  int64_t bucket_bytes = 25 << 20;
+  // fsdp: layers whose weights are gathered at once, the one being computed included; 1 gathers
+  // nothing ahead.
+  int64_t max_gathered_layers = 2;
+
+  // Whether gradients leave a rank unit by unit, during the backward pass.
+  bool streams_gradients() const {
+    return kind == DataParallel::kZero2 || kind == DataParallel::kFsdp;
+  }
+};
+
+// Who owns which elements of the flat run.
+class ShardMap {
+ public:
+  static constexpr int64_t kBlock = 4096;
+  struct Unit {
+    int64_t begin = 0, end = 0;    // in the flat run
+    std::vector<int64_t> counts;   // elements of each rank, whole blocks but for the last
+    std::vector<int64_t> offsets;  // where they begin, from `begin`
+    std::vector<int64_t> local;    // where they begin in the rank's own elements
+    int64_t size() const { return end - begin; }
+  };
+  ShardMap(const ParameterLayout& layout, int num_ranks);
+
+  const std::vector<Unit>& units() const { return units_; }
+  int64_t UnitOf(int64_t offset) const;
+  int64_t owned(int rank) const { return owned_[rank]; }
+  int num_ranks() const { return static_cast<int>(owned_.size()); }
+  int64_t largest_layer() const;  // elements
+
+ private:
+  std::vector<Unit> units_;
+  std::vector<int64_t> owned_;
+};
+
+// Which leaf a micro-batch belongs to, and which rank computes it.
+class LeafPlan {
+ public:
+  LeafPlan(int64_t num_micro_batches, int64_t num_leaves, int num_ranks);
+
+  const std::vector<bool>& used() const { return used_; }
+  int64_t num_leaves() const { return static_cast<int64_t>(used_.size()); }
+  // Micro-batches [first, second) of a leaf.
+  std::pair<int64_t, int64_t> MicroBatchesOf(int64_t leaf) const;
+  // Ranks own runs of leaves: those of them that are used, and the fewest nodes they make up.
+  std::vector<int64_t> LeavesOf(int rank) const;
+  std::vector<SumNode> NodesOfRank(int rank) const;
+  // Or ranks take used leaves by turns: in round j rank r has the (j·N + r)-th, or −1.
+  int64_t num_rounds() const;
+  std::vector<int64_t> Round(int64_t round) const;  // by rank
+
+ private:
+  int64_t num_micro_batches_;
+  int num_ranks_;
+  std::vector<bool> used_;
+  std::vector<int64_t> used_leaves_;
+};
+}  // namespace stretto::engine

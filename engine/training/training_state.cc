@@ -1,0 +1,375 @@
+#include "engine/training/training_state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace stretto::engine {
+namespace {
+bool IsVector(const Parameter& p) { return p.spec.shape.size() == 1; }
+}  // namespace
+
+TrainingState::TrainingState(Device& device, Stream& stream,
+                             std::shared_ptr<const ParameterLayout> layout,
+                             const ParallelOptions& options, Communicator* communicator)
+    : device_(device),
+      stream_(stream),
+      layout_(std::move(layout)),
+      options_(options),
+      communicator_(communicator),
+      map_(*layout_, communicator == nullptr ? 1 : communicator->size()),
+      whole_(*layout_, 1) {}
+TrainingState::~TrainingState() = default;
+
+absl::StatusOr<std::unique_ptr<TrainingState>> TrainingState::Create(
+    Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout, DType dtype,
+    const ParallelOptions& options, Communicator* communicator) {
+  const int num_ranks = communicator == nullptr ? 1 : communicator->size();
+  if (options.reduction_leaves < num_ranks) {
+    return absl::InvalidArgumentError(absl::StrCat("trainer: reduction_leaves is ",
+                                                   options.reduction_leaves, ", fewer than the ",
+                                                   num_ranks, " ranks of the group"));
+  }
+  if (options.bucket_bytes < 1 || options.max_gathered_layers < 1) {
+    return absl::InvalidArgumentError(
+        "trainer: bucket_bytes and max_gathered_layers must be at least 1");
+  }
+  if (options.kind != DataParallel::kDdp && communicator == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("trainer: ", Name(options.kind), " needs a group of ranks"));
+  }
+  std::unique_ptr<TrainingState> state(
+      new TrainingState(device, stream, std::move(layout), options, communicator));
+  RETURN_IF_ERROR(state->Allocate(dtype));
+  if (communicator != nullptr && device.HostMemory(state->gradients_) == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("trainer: groups of ranks need a device whose "
+                     "memory the host reaches; this one is ",
+                     device.Profile(dtype).backend));
+  }
+  return state;
+}
+
+absl::Status TrainingState::Allocate(DType dtype) {
+  const Place all{&whole_, 0}, mine{&map_, rank()};
+  optimizer_place_ = options_.kind == DataParallel::kDdp ? all : mine;
+  gradient_place_ = options_.streams_gradients() ? mine : all;
+  weight_place_ = options_.kind == DataParallel::kFsdp ? mine : all;
+  const auto make = [&](DeviceMemory& memory, DType type, const Place& place,
+                        Tensor& tensor) -> absl::Status {
+    // A rank may own nothing of a very small model.
+    ASSIGN_OR_RETURN(tensor, memory.Make(device_, type, 1, std::max<int64_t>(1, place.size())));
+    device_.Fill(stream_, tensor, 0.0f);
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(make(weight_memory_, dtype, weight_place_, weights_flat_));
+  for (Tensor* t : {&master_, &m_, &v_}) {
+    RETURN_IF_ERROR(make(optimizer_memory_, DType::kF32, optimizer_place_, *t));
+  }
+  RETURN_IF_ERROR(make(gradient_memory_, DType::kF32, gradient_place_, gradients_));
+  if (weight_place_.map == &whole_) {
+    ASSIGN_OR_RETURN(weights_, ModelWeights::View(device_, stream_, *layout_, weights_flat_));
+  } else {
+    weights_ = ModelWeights::Empty(*layout_);
+  }
+  if (!options_.streams_gradients()) return absl::OkStatus();
+  const bool gathers = options_.kind == DataParallel::kFsdp;
+  const UnitStreamContext context{device_,
+                                  stream_,
+                                  *layout_,
+                                  map_,
+                                  *communicator_,
+                                  *weights_,
+                                  gathers,
+                                  gathers ? weights_flat_ : Tensor{},
+                                  gathers ? Tensor{} : weights_flat_,
+                                  gradients_};
+  ASSIGN_OR_RETURN(unit_stream_, UnitStream::Create(context, options_));
+  return absl::OkStatus();
+}
+
+TrainingState::Piece TrainingState::PieceOf(const Place& place, int64_t unit) {
+  const ShardMap::Unit& u = place.map->units()[unit];
+  return {u.begin + u.offsets[place.rank], u.counts[place.rank]};
+}
+
+Tensor TrainingState::In(const Tensor& tensor, const Place& place, int64_t begin,
+                         int64_t count) const {
+  const ShardMap::Unit& u = place.map->units()[place.map->UnitOf(begin)];
+  const int64_t from = begin - u.begin - u.offsets[place.rank];
+  STRETTO_CHECK(from >= 0 && from + count <= u.counts[place.rank]);
+  return tensor.Cols(u.local[place.rank] + from, count);
+}
+
+const Tensor& TrainingState::Flat(StateTensor which) const {
+  switch (which) {
+    case StateTensor::kMaster:
+      return master_;
+    case StateTensor::kM:
+      return m_;
+    case StateTensor::kV:
+      break;
+  }
+  return v_;
+}
+
+void TrainingState::Upload(StateTensor which, const Parameter& parameter, const float* src) {
+  const ParameterView& view = parameter.view;
+  const Piece piece = PieceOf(optimizer_place_, map_.UnitOf(view.offset));
+  const int64_t begin = std::max(view.offset, piece.begin);
+  const int64_t end = std::min(view.offset + view.size(), piece.begin + piece.count);
+  if (begin >= end) return;
+  device_.Upload(stream_, In(Flat(which), optimizer_place_, begin, end - begin),
+                 src + (begin - view.offset));
+}
+
+absl::Status TrainingState::Download(StateTensor which, const Parameter& parameter, float* dst) {
+  const ParameterView& view = parameter.view;
+  if (has_all_masters()) {
+    device_.Download(stream_, In(Flat(which), optimizer_place_, view.offset, view.size()), dst);
+    return absl::OkStatus();
+  }
+  CollectiveCall call;
+  call.kind = CollectiveKind::kAllGather;
+  call.dtype = DType::kF32;
+  call.output = dst;
+  const ShardMap::Unit& u = map_.units()[map_.UnitOf(view.offset)];
+  for (int r = 0; r < map_.num_ranks(); ++r) {
+    const int64_t theirs = u.begin + u.offsets[r];
+    const int64_t begin = std::max(view.offset, theirs);
+    const int64_t end = std::min(view.offset + view.size(), theirs + u.counts[r]);
+    call.counts.push_back(std::max<int64_t>(0, end - begin));
+    call.offsets.push_back(std::max<int64_t>(0, begin - view.offset));
+    if (r == rank() && end > begin) {
+      const int64_t local = u.local[r] + (begin - theirs);
+      call.input = Host(Flat(which)) + static_cast<size_t>(local) * sizeof(float);
+    }
+  }
+  call.num_elements = call.counts[rank()];
+  return communicator_->Start(std::move(call)).Wait();
+}
+
+void TrainingState::ClearMoments() {
+  device_.Fill(stream_, m_, 0.0f);
+  device_.Fill(stream_, v_, 0.0f);
+}
+
+absl::Status TrainingState::RefreshWeights() {
+  for (size_t u = 0; u < map_.units().size(); ++u) {
+    const Piece piece = PieceOf(optimizer_place_, static_cast<int64_t>(u));
+    if (piece.count == 0) continue;
+    device_.Copy(stream_, In(weights_flat_, weight_place_, piece.begin, piece.count),
+                 In(master_, optimizer_place_, piece.begin, piece.count));
+  }
+  device_.Synchronize(stream_);
+  if (weight_place_.map != &whole_) return absl::OkStatus();
+  if (optimizer_place_.map != &whole_) RETURN_IF_ERROR(GatherFlat(weights_flat_));
+  weights_->Refresh(device_, stream_, *layout_, weights_flat_);
+  device_.Synchronize(stream_);
+  return absl::OkStatus();
+}
+
+absl::Status TrainingState::DownloadWeights(uint8_t* dst) {
+  if (weight_place_.map == &whole_) {
+    device_.Download(stream_, weights_flat_, dst);
+    return absl::OkStatus();
+  }
+  const size_t element = SizeOf(weights_flat_.dtype);
+  for (const ShardMap::Unit& u : map_.units()) {
+    CollectiveCall call;
+    call.kind = CollectiveKind::kAllGather;
+    call.dtype = weights_flat_.dtype;
+    call.counts = u.counts;
+    call.offsets = u.offsets;
+    call.num_elements = u.counts[rank()];
+    call.input = Host(weights_flat_) + static_cast<size_t>(u.local[rank()]) * element;
+    call.output = dst + static_cast<size_t>(u.begin) * element;
+    RETURN_IF_ERROR(communicator_->Start(std::move(call)).Wait());
+  }
+  return absl::OkStatus();
+}
+
+std::vector<CollectiveCall> TrainingState::BucketsOf(size_t element_bytes) const {
+  const int num_ranks = map_.num_ranks();
+  const int64_t slice =
+      std::max<int64_t>(1, options_.bucket_bytes / static_cast<int64_t>(element_bytes) / num_ranks);
+  std::vector<CollectiveCall> buckets;
+  for (const ShardMap::Unit& u : map_.units()) {
+    const int64_t largest = *std::max_element(u.counts.begin(), u.counts.end());
+    for (int64_t begin = 0; begin < largest; begin += slice) {
+      CollectiveCall& call = buckets.emplace_back();
+      for (int r = 0; r < num_ranks; ++r) {
+        call.counts.push_back(std::clamp<int64_t>(u.counts[r] - begin, 0, slice));
+        call.offsets.push_back(u.begin + u.offsets[r] + std::min(begin, u.counts[r]));
+      }
+      call.num_elements = call.counts[rank()];
+    }
+  }
+  return buckets;
+}
+
+absl::Status TrainingState::GatherFlat(const Tensor& flat) {
+  std::vector<CollectiveHandle> handles;
+  for (CollectiveCall& call : BucketsOf(SizeOf(flat.dtype))) {
+    call.kind = CollectiveKind::kAllGather;
+    call.dtype = flat.dtype;
+    call.input = Host(flat) + static_cast<size_t>(call.offsets[rank()]) * SizeOf(flat.dtype);
+    call.output = Host(flat);
+    handles.push_back(communicator_->Start(std::move(call)));
+  }
+  absl::Status status;
+  for (const CollectiveHandle& h : handles) {
+    if (absl::Status s = h.Wait(); status.ok()) status = s;
+  }
+  return status;
+}
+
+void TrainingState::BeginLeaf() { device_.Fill(stream_, gradients_, 0.0f); }
+
+void TrainingState::EndLeaf(const LeafPlan& plan, int64_t leaf) {
+  if (plan.LeavesOf(rank()).size() == 1) return;  // the gradients are the partial
+  const std::vector<SumNode> nodes = plan.NodesOfRank(rank());
+  partial_sums_.resize(nodes.size());
+  size_t bytes = 0;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (leaf >= nodes[i].begin && leaf < nodes[i].end) {
+      if (partial_sums_[i] == nullptr) {
+        std::vector<bool> used = plan.used();
+        std::fill(used.begin(), used.begin() + nodes[i].begin, false);
+        std::fill(used.begin() + nodes[i].end, used.end(), false);
+        partial_sums_[i] = std::make_unique<TreeSum>(std::move(used), layout_->size());
+      }
+      std::vector<float> values(layout_->size());
+      device_.Download(stream_, gradients_, values.data());
+      partial_sums_[i]->Add({leaf, leaf + 1}, std::move(values));
+    }
+    if (partial_sums_[i] != nullptr) bytes += partial_sums_[i]->bytes_max();
+  }
+  partial_bytes_max_ = std::max(partial_bytes_max_, bytes);
+}
+
+absl::Status TrainingState::SumGradients(const LeafPlan& plan) {
+  CollectiveCall sum;
+  sum.kind =
+      optimizer_place_.map == &whole_ ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
+  sum.dtype = DType::kF32;
+  sum.plan.used = plan.used();
+  for (int r = 0; r < map_.num_ranks(); ++r) {
+    sum.plan.nodes_of_rank.push_back(plan.NodesOfRank(r));
+  }
+  const std::vector<SumNode>& nodes = sum.plan.nodes_of_rank[rank()];
+  std::vector<std::vector<float>> partials;
+  for (size_t i = 0; i < partial_sums_.size(); ++i) partials.push_back(partial_sums_[i]->Take());
+  partial_sums_.clear();
+  if (alone()) {
+    if (!partials.empty()) device_.Upload(stream_, gradients_, partials[0].data());
+    return absl::OkStatus();
+  }
+  device_.Synchronize(stream_);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    sum.parts.push_back({nodes[i], partials.empty() ? static_cast<const void*>(Host(gradients_))
+                                                    : partials[i].data()});
+  }
+  std::vector<CollectiveHandle> handles;
+  for (const CollectiveCall& bucket : BucketsOf(sizeof(float))) {
+    CollectiveCall call = sum;
+    call.counts = bucket.counts;
+    call.offsets = bucket.offsets;
+    call.output = Host(gradients_);
+    if (call.kind == CollectiveKind::kReduceScatter) {
+      call.output = Host(gradients_) + static_cast<size_t>(call.offsets[rank()]) * sizeof(float);
+    }
+    handles.push_back(communicator_->Start(std::move(call)));
+  }
+  absl::Status status;
+  for (const CollectiveHandle& h : handles) {
+    if (absl::Status s = h.Wait(); status.ok()) status = s;
+  }
+  return status;
+}
+
+absl::StatusOr<double> TrainingState::GradientNorm() {
+  if (options_.reduction_leaves == 1) {
+    return std::sqrt(device_.SquaredNorm(stream_, gradients_));
+  }
+  constexpr int64_t kBlock = ShardMap::kBlock;
+  const auto blocks = [](int64_t elements) { return (elements + kBlock - 1) / kBlock; };
+  std::vector<double> mine;
+  std::vector<int64_t> counts(map_.num_ranks(), 0);
+  for (size_t u = 0; u < map_.units().size(); ++u) {
+    const Piece piece = PieceOf({&map_, rank()}, static_cast<int64_t>(u));
+    for (int64_t i = 0; i < piece.count; i += kBlock) {
+      mine.push_back(device_.SquaredNorm(stream_, In(gradients_, gradient_place_, piece.begin + i,
+                                                     std::min(kBlock, piece.count - i))));
+    }
+    for (int r = 0; r < map_.num_ranks(); ++r) counts[r] += blocks(map_.units()[u].counts[r]);
+  }
+  std::vector<double> all = mine;
+  std::vector<int64_t> next(map_.num_ranks(), 0);  // where each rank's sums go on
+  if (!alone()) {
+    CollectiveCall call;
+    call.kind = CollectiveKind::kAllGather;
+    call.dtype = DType::kI64;  // as bits
+    call.counts = counts;
+    call.num_elements = counts[rank()];
+    call.input = mine.data();
+    for (int r = 1; r < map_.num_ranks(); ++r) next[r] = next[r - 1] + counts[r - 1];
+    all.resize(next.back() + counts.back());
+    call.output = all.data();
+    RETURN_IF_ERROR(communicator_->Start(std::move(call)).Wait());
+  }
+  double total = 0;
+  for (const ShardMap::Unit& u : map_.units()) {
+    for (int r = 0; r < map_.num_ranks(); ++r) {
+      for (int64_t i = 0; i < blocks(u.counts[r]); ++i) total += all[next[r]++];
+    }
+  }
+  return std::sqrt(total);
+}
+
+void TrainingState::UpdatePiece(const Piece& piece, const AdamWStep& step) {
+  const auto at = [&](const Tensor& tensor, const Place& place) {
+    return In(tensor, place, piece.begin, piece.count);
+  };
+  device_.AdamW(stream_, at(weights_flat_, weight_place_), at(master_, optimizer_place_),
+                at(m_, optimizer_place_), at(v_, optimizer_place_), at(gradients_, gradient_place_),
+                step);
+}
+
+absl::Status TrainingState::Update(AdamWStep step, double weight_decay) {
+  for (size_t u = 0; u < map_.units().size(); ++u) {
+    const Piece piece = PieceOf(optimizer_place_, static_cast<int64_t>(u));
+    if (piece.count == 0) continue;
+    if (weight_decay == 0) {
+      UpdatePiece(piece, step);
+      continue;
+    }
+    for (const Parameter& p : layout_->parameters()) {  // matrices decay, norms and biases do not
+      const int64_t begin = std::max(piece.begin, p.view.offset);
+      const int64_t end = std::min(piece.begin + piece.count, p.view.offset + p.view.size());
+      if (begin >= end) continue;
+      step.weight_decay = IsVector(p) ? 0.0f : static_cast<float>(weight_decay);
+      UpdatePiece({begin, end - begin}, step);
+    }
+  }
+  device_.Synchronize(stream_);
+  if (weight_place_.map != &whole_) return absl::OkStatus();
+  if (optimizer_place_.map != &whole_) RETURN_IF_ERROR(GatherFlat(weights_flat_));
+  weights_->Refresh(device_, stream_, *layout_, weights_flat_);
+  device_.Synchronize(stream_);
+  return absl::OkStatus();
+}
+
+MemoryLedger TrainingState::ledger() const {
+  MemoryLedger l;
+  l.weights = weight_memory_.bytes();
+  l.gradients = gradient_memory_.bytes();
+  l.optimizer = optimizer_memory_.bytes();
+  l.windows = unit_stream_ != nullptr ? unit_stream_->window_bytes() : partial_bytes_max_;
+  l.packed = weight_place_.map == &whole_ ? weights_->bytes() : unit_stream_->packed_bytes();
+  return l;
+}
+}  // namespace stretto::engine

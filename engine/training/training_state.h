@@ -1,0 +1,125 @@
+// The tensors of a training run, and how a data-parallel layout divides them: f32 masters and Adam
+// moments, f32 gradients, and the weights of computation. With a layout that divides something,
+// calls marked (collective) are made by all ranks in the same order; they return the group's error
+// when it ends.
+//
+// Not thread-safe; every call blocks.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/collectives/communicator.h"
+#include "engine/device/device.h"
+#include "engine/model/memory.h"
+#include "engine/model/packed_pass.h"
+#include "engine/model/weights.h"
+#include "engine/training/parallel.h"
+#include "engine/training/unit_stream.h"
+
+namespace stretto::engine {
+// Bytes that a rank holds.
+struct MemoryLedger {
+  size_t weights = 0, gradients = 0, optimizer = 0;  // what the layout divides
+  size_t packed = 0;                                 // copies of matrices as products like them
+  // zero2, fsdp: weights and gradients of the units at hand. ddp, zero1: partial sums, at most,
+  // when a rank had several leaves.
+  size_t windows = 0;
+};
+
+enum class StateTensor : uint8_t { kMaster, kM, kV };
+
+class TrainingState {
+ public:
+  // `communicator` may be null for a rank that is alone; it outlives the state.
+  static absl::StatusOr<std::unique_ptr<TrainingState>> Create(
+      Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout, DType dtype,
+      const ParallelOptions& options, Communicator* communicator);
+  ~TrainingState();
+
+  // --- what passes work on
+  ModelWeights& weights() { return *weights_; }
+  UnitStream* stream() { return unit_stream_.get(); }  // null: everything is there
+  const Tensor& flat_weights() const { return weights_flat_; }
+  const Tensor& gradients() const { return gradients_; }
+
+  // --- the state's values
+  // A parameter's part that this rank holds, out of all of it.
+  void Upload(StateTensor which, const Parameter& parameter, const float* src);
+  // (collective) All of a parameter.
+  absl::Status Download(StateTensor which, const Parameter& parameter, float* dst);
+  void ClearMoments();
+  // (collective) Weights follow from the masters.
+  absl::Status RefreshWeights();
+  // (collective) All weights, in the layout's order.
+  absl::Status DownloadWeights(uint8_t* dst);
+  // Whether this rank holds all weights, and all masters.
+  bool has_all_weights() const { return weight_place_.whole(); }
+  bool has_all_masters() const { return optimizer_place_.whole(); }
+  const Tensor& Flat(StateTensor which) const;
+
+  // --- gradients of a step, for layouts without a stream
+  void BeginLeaf();
+  void EndLeaf(const LeafPlan& plan, int64_t leaf);
+  // (collective) The sum over all leaves of all ranks: everywhere, or where it is owned.
+  absl::Status SumGradients(const LeafPlan& plan);
+
+  // (collective) The gradient's Euclidean norm. Blocks of 4096 elements in order, from the run's
+  // beginning with one leaf, from each unit's with more.
+  absl::StatusOr<double> GradientNorm();
+  // (collective) AdamW; `weight_decay` is that of matrices.
+  absl::Status Update(AdamWStep step, double weight_decay);
+
+  MemoryLedger ledger() const;
+  const ShardMap& map() const { return map_; }
+
+ private:
+  // Whose elements a kind of tensor holds: all of them, or this rank's.
+  struct Place {
+    const ShardMap* map = nullptr;
+    int rank = 0;
+    bool whole() const { return map->num_ranks() == 1; }
+    int64_t size() const { return map->owned(rank); }
+  };
+  // A run of elements: in the flat run, and in a tensor that holds a place.
+  struct Piece {
+    int64_t begin = 0, count = 0;
+  };
+
+  TrainingState(Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout,
+                const ParallelOptions& options, Communicator* communicator);
+  absl::Status Allocate(DType dtype);
+  int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
+  bool alone() const { return communicator_ == nullptr || communicator_->size() == 1; }
+  // Elements of a unit that a place holds.
+  static Piece PieceOf(const Place& place, int64_t unit);
+  // Elements [begin, begin + count) of the flat run in a tensor of `place`.
+  Tensor In(const Tensor& tensor, const Place& place, int64_t begin, int64_t count) const;
+  uint8_t* Host(const Tensor& tensor) const {
+    return static_cast<uint8_t*>(device_.HostMemory(tensor));
+  }
+  // Calls with the counts of each rank and their offsets in the flat run, for units in buckets.
+  absl::Status GatherFlat(const Tensor& flat);
+  std::vector<CollectiveCall> BucketsOf(size_t element_bytes) const;
+  // Sets `gradients_` to the rank's only partial, or leaves it in partials_.
+  void CollectPartials(const LeafPlan& plan);
+  void UpdatePiece(const Piece& piece, const AdamWStep& step);
+
+  Device& device_;
+  Stream& stream_;
+  std::shared_ptr<const ParameterLayout> layout_;
+  ParallelOptions options_;
+  Communicator* communicator_;
+  const ShardMap map_, whole_;
+  Place optimizer_place_, gradient_place_, weight_place_;
+  DeviceMemory optimizer_memory_, gradient_memory_, weight_memory_;
+  Tensor weights_flat_, master_, m_, v_, gradients_;  // of one row
+  std::unique_ptr<ModelWeights> weights_;
+  std::unique_ptr<UnitStream> unit_stream_;
+  // Of this rank's nodes, where it has more than one leaf.
+  std::vector<std::unique_ptr<TreeSum>> partial_sums_;
+  std::vector<std::vector<float>> partials_;
+  size_t partial_bytes_max_ = 0;
+};
+}  // namespace stretto::engine

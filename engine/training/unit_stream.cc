@@ -1,0 +1,234 @@
+#include "engine/training/unit_stream.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace stretto::engine {
+UnitStream::UnitStream(const UnitStreamContext& context, const ParallelOptions& options)
+    : c_(context), options_(options), sums_(context.map.units().size()) {}
+
+UnitStream::~UnitStream() { EndRound().IgnoreError(); }
+
+absl::StatusOr<std::unique_ptr<UnitStream>> UnitStream::Create(const UnitStreamContext& context,
+                                                               const ParallelOptions& options) {
+  std::unique_ptr<UnitStream> stream(new UnitStream(context, options));
+  RETURN_IF_ERROR(stream->Allocate());
+  return stream;
+}
+
+absl::Status UnitStream::Allocate() {
+  const auto& units = c_.map.units();
+  const int64_t layer = c_.map.largest_layer();
+  const int64_t edges[] = {units.front().size(), units.back().size()};
+  for (int i = 0; i < 2; ++i) {
+    ASSIGN_OR_RETURN(layer_gradients_[i].window, memory_.Make(c_.device, DType::kF32, 1, layer));
+    ASSIGN_OR_RETURN(edge_gradients_[i].window, memory_.Make(c_.device, DType::kF32, 1, edges[i]));
+  }
+  if (!c_.gathers_weights) return absl::OkStatus();
+  const DType dtype = c_.weight_shard.dtype;
+  const auto num_layers = static_cast<int64_t>(c_.layout.layers.size());
+  layer_slots_.resize(std::clamp<int64_t>(options_.max_gathered_layers, 1, num_layers));
+  for (WeightSlot& slot : layer_slots_) {
+    ASSIGN_OR_RETURN(slot.window, memory_.Make(c_.device, dtype, 1, layer));
+  }
+  for (int i = 0; i < 2; ++i) {
+    ASSIGN_OR_RETURN(edge_slots_[i].window, memory_.Make(c_.device, dtype, 1, edges[i]));
+  }
+  return absl::OkStatus();
+}
+
+Tensor UnitStream::InFlatRun(const Tensor& window, int64_t unit) const {
+  Tensor t = window;
+  t.handle -= static_cast<uint64_t>(c_.map.units()[unit].begin) * SizeOf(t.dtype);
+  t.rows = 1;
+  t.cols = t.row_stride = c_.layout.size();
+  return t;
+}
+
+UnitStream::WeightSlot& UnitStream::SlotOf(int64_t unit) {
+  if (!IsLayer(unit)) return edge_slots_[unit == 0 ? 0 : 1];
+  return layer_slots_[(unit - 1) % static_cast<int64_t>(layer_slots_.size())];
+}
+
+UnitStream::GradientSlot& UnitStream::GradientSlotOf(int64_t unit) {
+  if (!IsLayer(unit)) return edge_gradients_[unit == 0 ? 0 : 1];
+  return layer_gradients_[unit % 2];
+}
+
+void UnitStream::StartGather(int64_t unit) {
+  WeightSlot& slot = SlotOf(unit);
+  const ShardMap::Unit& u = c_.map.units()[unit];
+  const int rank = c_.communicator.rank();
+  slot.unit = unit;
+  if (!status_.ok()) return;
+  const size_t element = SizeOf(slot.window.dtype);
+  CollectiveCall call;
+  call.kind = CollectiveKind::kAllGather;
+  call.dtype = slot.window.dtype;
+  call.counts = u.counts;
+  call.offsets = u.offsets;
+  call.num_elements = u.counts[rank];
+  call.input = static_cast<const uint8_t*>(c_.device.HostMemory(c_.weight_shard)) +
+               static_cast<size_t>(u.local[rank]) * element;
+  call.output = c_.device.HostMemory(slot.window);
+  slot.gathered = c_.communicator.Start(std::move(call));
+}
+
+// The slots of layers that are done with take the next ones.
+void UnitStream::GatherAhead(int64_t unit, int direction) {
+  for (int64_t i = 1; i < static_cast<int64_t>(layer_slots_.size()); ++i) {
+    const int64_t next = unit + direction * i;
+    if (IsLayer(next) && SlotOf(next).unit != next) StartGather(next);
+  }
+}
+
+Tensor UnitStream::Gathered(int64_t unit, int direction) {
+  WeightSlot& slot = SlotOf(unit);
+  if (slot.unit != unit) StartGather(unit);
+  GatherAhead(unit, direction);
+  Keep(slot.gathered.Wait());
+  return InFlatRun(slot.window, unit);
+}
+
+void UnitStream::BeforeForward(int64_t unit) {
+  if (!c_.gathers_weights) return;
+  const Tensor flat = Gathered(unit, +1);
+  if (unit == 0) {
+    c_.weights.BindEmbedding(c_.layout, flat);
+    if (tied()) Keep(c_.weights.BindHead(c_.device, c_.stream, c_.layout, flat));
+  } else if (unit == last_unit()) {
+    c_.weights.BindFinalNorm(c_.layout, flat);
+    if (!tied()) Keep(c_.weights.BindHead(c_.device, c_.stream, c_.layout, flat));
+  } else {
+    Keep(
+        c_.weights.BindLayer(c_.device, c_.stream, c_.layout, unit - 1, flat, SlotOf(unit).packed));
+  }
+}
+
+void UnitStream::AfterForward(int64_t unit) {
+  if (c_.gathers_weights && IsLayer(unit)) SlotOf(unit).unit = -1;
+}
+
+ParameterUnits::Tensors UnitStream::BeforeBackward(int64_t unit) {
+  Tensors t;
+  t.flat_weights = c_.flat_weights;
+  if (c_.gathers_weights && IsLayer(unit)) {
+    t.flat_weights = Gathered(unit, -1);
+    Keep(c_.weights.BindLayer(c_.device, c_.stream, c_.layout, unit - 1, t.flat_weights,
+                              SlotOf(unit).packed));
+  } else if (c_.gathers_weights) {
+    t.flat_weights = InFlatRun(SlotOf(unit).window, unit);  // still there from the way up
+    if (unit == last_unit()) GatherAhead(unit, -1);
+  }
+  GradientSlot& slot = GradientSlotOf(unit);
+  Keep(slot.taken.Wait());
+  c_.device.Fill(c_.stream, slot.window, 0.0f);
+  t.gradients = InFlatRun(slot.window, unit);
+  return t;
+}
+
+void UnitStream::AfterBackward(int64_t unit) {
+  if (c_.gathers_weights && IsLayer(unit)) SlotOf(unit).unit = -1;
+  StartSum(unit);
+}
+
+void UnitStream::StartSum(int64_t unit) {
+  if (!status_.ok()) return;
+  c_.device.Synchronize(c_.stream);
+  const ShardMap::Unit& u = c_.map.units()[unit];
+  const int rank = c_.communicator.rank();
+  GradientSlot& slot = GradientSlotOf(unit);
+  CollectiveCall call;
+  call.kind = CollectiveKind::kReduceScatter;
+  call.dtype = DType::kF32;
+  call.counts = u.counts;
+  call.offsets = u.offsets;
+  call.num_elements = u.size();
+  call.plan.used = used_leaves_;
+  for (const int64_t leaf : leaf_of_rank_) {
+    call.plan.nodes_of_rank.emplace_back();
+    if (leaf >= 0) call.plan.nodes_of_rank.back().push_back({leaf, leaf + 1});
+  }
+  for (const SumNode& node : call.plan.nodes_of_rank[rank]) {
+    call.parts.push_back({node, c_.device.HostMemory(slot.window)});
+  }
+  call.sum = sums_[unit].get();
+  call.output = static_cast<float*>(c_.device.HostMemory(c_.gradient_shard)) + u.local[rank];
+  slot.taken = c_.communicator.Start(std::move(call));
+  under_way_.push_back(slot.taken);
+}
+
+void UnitStream::BeginStep(const std::vector<bool>& used_leaves) {
+  used_leaves_ = used_leaves;
+  const int rank = c_.communicator.rank();
+  for (size_t u = 0; u < sums_.size(); ++u) {
+    sums_[u] = std::make_unique<TreeSum>(used_leaves, c_.map.units()[u].counts[rank]);
+  }
+}
+
+void UnitStream::BeginRound(const std::vector<int64_t>& leaf_of_rank) {
+  leaf_of_rank_ = leaf_of_rank;
+  for (WeightSlot& slot : layer_slots_) slot.unit = -1;
+  for (WeightSlot& slot : edge_slots_) slot.unit = -1;
+}
+
+void UnitStream::ForwardAlone() {
+  for (int64_t u = 0; u <= last_unit(); ++u) {
+    BeforeForward(u);
+    AfterForward(u);
+  }
+}
+
+void UnitStream::BackwardAlone() {
+  // The order of PackedPass::Backward.
+  if (tied()) BeforeBackward(0);
+  for (int64_t u = last_unit(); u > 0; --u) {
+    BeforeBackward(u);
+    AfterBackward(u);
+  }
+  if (!tied()) BeforeBackward(0);
+  AfterBackward(0);
+}
+
+void UnitStream::AddZeros() {
+  const int rank = c_.communicator.rank();
+  for (size_t u = 0; u < sums_.size(); ++u) {
+    const int64_t count = c_.map.units()[u].counts[rank];
+    for (const int64_t leaf : leaf_of_rank_) {
+      if (leaf >= 0) sums_[u]->Add({leaf, leaf + 1}, std::vector<float>(count, 0.0f));
+    }
+    if (!sums_[u]->complete() || count == 0) continue;
+    const std::vector<float> sum = sums_[u]->Take();
+    c_.device.Upload(c_.stream, c_.gradient_shard.Cols(c_.map.units()[u].local[rank], count),
+                     sum.data());
+  }
+}
+
+absl::Status UnitStream::EndRound() {
+  for (const CollectiveHandle& handle : under_way_) Keep(handle.Wait());
+  under_way_.clear();
+  // Gathers that nobody came for: the round has ended early.
+  for (WeightSlot& slot : layer_slots_) slot.gathered.Wait().IgnoreError();
+  for (WeightSlot& slot : edge_slots_) slot.gathered.Wait().IgnoreError();
+  return status_;
+}
+
+size_t UnitStream::packed_bytes() const {
+  size_t total =
+      c_.gathers_weights && c_.weights.lm_head != nullptr ? c_.weights.lm_head->bytes() : 0;
+  for (const WeightSlot& slot : layer_slots_) {
+    const LayerWeights& l = slot.packed;
+    if (l.qkv == nullptr) continue;
+    total += l.qkv->bytes() + l.o->bytes() + l.gate_up->bytes() + l.down->bytes();
+  }
+  return total;
+}
+
+size_t UnitStream::sum_bytes_max() const {
+  size_t total = 0;
+  for (const auto& sum : sums_) total += sum != nullptr ? sum->bytes_max() : 0;
+  return total;
+}
+}  // namespace stretto::engine

@@ -1,0 +1,110 @@
+// Follows a pass unit by unit for layouts that don't hold everything: brings weights in (fsdp: an
+// AllGather a unit, the next layers' while the current one computes) and takes gradients out (zero2
+// and fsdp: a ReduceScatter a unit, while the layer below computes). All ranks make the same
+// collectives in the same order, those without a micro-batch of their own too.
+//
+// Passes can't fail, collectives can: after the first error units hold anything, every later call
+// returns at once, and status() says why.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/collectives/communicator.h"
+#include "engine/device/device.h"
+#include "engine/model/memory.h"
+#include "engine/model/packed_pass.h"
+#include "engine/model/weights.h"
+#include "engine/training/parallel.h"
+
+namespace stretto::engine {
+// What the stream works on; all of it outlives the stream.
+struct UnitStreamContext {
+  Device& device;
+  Stream& stream;
+  const ParameterLayout& layout;
+  const ShardMap& map;
+  Communicator& communicator;
+  ModelWeights& weights;
+  bool gathers_weights = false;
+  Tensor weight_shard;    // with gathers_weights: this rank's elements
+  Tensor flat_weights;    // else: all
+  Tensor gradient_shard;  // f32, this rank's elements: receives the step's sums
+};
+
+class UnitStream final : public ParameterUnits {
+ public:
+  static absl::StatusOr<std::unique_ptr<UnitStream>> Create(const UnitStreamContext& context,
+                                                            const ParallelOptions& options);
+  ~UnitStream() override;
+
+  void BeforeForward(int64_t unit) override;
+  void AfterForward(int64_t unit) override;
+  Tensors BeforeBackward(int64_t unit) override;
+  void AfterBackward(int64_t unit) override;
+
+  // A step's gradients come from these leaves, some in each round.
+  void BeginStep(const std::vector<bool>& used_leaves);
+  // `leaf_of_rank`: −1 for a rank without one. What is gathered is of the current weights.
+  void BeginRound(const std::vector<int64_t>& leaf_of_rank);
+  // The part of a rank without a micro-batch, or without gradients while others have some.
+  void ForwardAlone();
+  void BackwardAlone();
+  // No rank has gradients in this round: its leaves are zeros.
+  void AddZeros();
+  // Waits for what is under way.
+  absl::Status EndRound();
+  const absl::Status& status() const { return status_; }
+
+  // Memory for gathered weights and for gradients on their way, and what sums held at most.
+  size_t window_bytes() const { return memory_.bytes(); }
+  size_t packed_bytes() const;
+  size_t sum_bytes_max() const;
+
+ private:
+  // Weights of one layer, gathered and packed.
+  struct WeightSlot {
+    Tensor window;
+    int64_t unit = -1;
+    CollectiveHandle gathered;
+    LayerWeights packed;
+  };
+  struct GradientSlot {
+    Tensor window;
+    CollectiveHandle taken;
+  };
+
+  UnitStream(const UnitStreamContext& context, const ParallelOptions& options);
+  absl::Status Allocate();
+  int64_t last_unit() const { return static_cast<int64_t>(c_.map.units().size()) - 1; }
+  bool IsLayer(int64_t unit) const { return unit > 0 && unit < last_unit(); }
+  bool tied() const { return c_.layout.lm_head.offset == c_.layout.embedding.offset; }
+  // `window` as if it were the unit's part of the flat run.
+  Tensor InFlatRun(const Tensor& window, int64_t unit) const;
+  WeightSlot& SlotOf(int64_t unit);
+  GradientSlot& GradientSlotOf(int64_t unit);
+  void StartGather(int64_t unit);
+  // Starts the layers after `unit` in `direction` (+1, −1), as many as there are slots for.
+  void GatherAhead(int64_t unit, int direction);
+  // The unit's weights, once they are here.
+  Tensor Gathered(int64_t unit, int direction);
+  void StartSum(int64_t unit);
+  void Keep(const absl::Status& status) {
+    if (status_.ok()) status_ = status;
+  }
+
+  UnitStreamContext c_;
+  ParallelOptions options_;
+  DeviceMemory memory_;
+  std::vector<WeightSlot> layer_slots_;
+  std::array<WeightSlot, 2> edge_slots_;  // of the embedding and the head
+  std::array<GradientSlot, 2> layer_gradients_, edge_gradients_;
+  std::vector<bool> used_leaves_;
+  std::vector<int64_t> leaf_of_rank_;
+  std::vector<std::unique_ptr<TreeSum>> sums_;  // by unit
+  std::vector<CollectiveHandle> under_way_;
+  absl::Status status_;
+};
+}  // namespace stretto::engine
