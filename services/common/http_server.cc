@@ -390,6 +390,8 @@ class HttpServerImpl final : public HttpServer {
 
   void Sweep() {
     const int64_t now_ms = HttpNowMs();
+    if (now_ms < next_sweep_ms_) return;
+    next_sweep_ms_ = now_ms + kTickMs;
     if (accept_again_ms_ > 0 && now_ms >= accept_again_ms_) {
       accept_again_ms_ = 0;
       Watch(listener_.get(), EPOLLIN, EPOLL_CTL_MOD);
@@ -467,7 +469,7 @@ class HttpServerImpl final : public HttpServer {
   size_t num_away_ = 0;                      // waiting, or being answered
   size_t num_charged_ = 0;
   size_t num_running_ = 0;  // threads that answer
-  int64_t accept_again_ms_ = 0;
+  int64_t accept_again_ms_ = 0, next_sweep_ms_ = 0;
 
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
