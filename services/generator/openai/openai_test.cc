@@ -6,6 +6,7 @@
 #include "absl/strings/str_split.h"
 #include "base/testing.h"
 #include "nlohmann/json.hpp"
+#include "services/generator/openai/openai_fields.h"
 #include "services/generator/openai/openai_request.h"
 #include "services/generator/openai/openai_writer.h"
 
@@ -263,6 +264,15 @@ TEST_CASE("errors have OpenAI's form") {
   CHECK(HttpStatusOf(absl::ResourceExhaustedError("")) == 429);
   CHECK(HttpStatusOf(absl::UnavailableError("")) == 503);
   CHECK(HttpStatusOf(absl::InternalError("")) == 500);
+  CHECK(HttpStatusOf(absl::CancelledError("")) == 499);
+  // What is quoted is short, and whole characters.
+  CHECK(Brief("abc", 3) == "abc");
+  CHECK(Brief("abcd", 3) == "abc\u2026");
+  CHECK(Brief("ab\u00e4d", 3) == "ab\u2026");
+  const std::string huge(1 << 20, 'x');
+  CHECK(ErrorJson(ParamError(huge, huge)).size() < 2000);
+  CHECK(RefusalOf({{"prompt", "1"}, {huge, 1}}).message.size() < 200);
+  CHECK(RefusalOf({{"prompt", "1"}, {"logit_bias", {{huge, 1}}}}).message.size() < 200);
 }
 
 TEST_CASE("a completion's answer") {
