@@ -4,8 +4,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
@@ -66,12 +67,11 @@ int64_t HttpNowMs() { return Clock::Real().NowNs() / 1'000'000; }
 HttpConnection::~HttpConnection() { close(fd_); }
 
 bool HttpConnection::Receive() {
-  const size_t size = received.size();
-  received.resize(size + kReadBytes);
-  const ssize_t got = recv(fd_, received.data() + size, kReadBytes, MSG_DONTWAIT);
-  const bool fails = got == 0 || (got < 0 && !WouldBlock());
-  received.resize(size + static_cast<size_t>(std::max<ssize_t>(got, 0)));
-  return !fails;
+  // A connection that has sent little has little memory.
+  thread_local std::array<char, kReadBytes> buffer;
+  const ssize_t got = recv(fd_, buffer.data(), buffer.size(), MSG_DONTWAIT);
+  if (got > 0) received.append(buffer.data(), static_cast<size_t>(got));
+  return got > 0 || (got < 0 && WouldBlock());
 }
 
 bool HttpConnection::SendPending() {

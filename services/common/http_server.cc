@@ -35,6 +35,7 @@ using Client = std::unique_ptr<HttpConnection>;
 constexpr int kTickMs = 100;  // how exact deadlines are
 constexpr int kBacklog = 1024;
 constexpr int64_t kLingerMs = 2000;      // for a client to read the answer to what it still sends
+constexpr int64_t kLastWriteMs = 1000;   // for a client to read an answer when the process ends
 constexpr int64_t kAcceptPauseMs = 200;  // when the process has no descriptor left
 constexpr int kMaxRequests = 1000;       // of a connection
 constexpr int kMaxInARow = 8;            // of a connection, before the others have their turn
@@ -414,7 +415,8 @@ class HttpServerImpl final : public HttpServer {
     if (listener_.get() >= 0) listener_.Reset(-1);
     std::vector<int> idle;
     for (const auto& [fd, client] : clients_) {
-      if (client->state != State::kWriting) idle.push_back(fd);
+      const bool writes = client->state == State::kWriting;
+      if (!writes || HttpNowMs() >= client->since_ms + kLastWriteMs) idle.push_back(fd);
     }
     for (const int fd : idle) Drop(fd);
     return clients_.empty() && num_away_ == 0;
