@@ -297,7 +297,8 @@ class HttpServerImpl final : public HttpServer {
     return clients_.contains(fd);
   }
 
-  void Refuse(HttpConnection& client, int status, const std::string& message) {
+  // The message may be the parser's own, which begins anew here: by value.
+  void Refuse(HttpConnection& client, int status, std::string message) {
     client.keep_alive = false;
     client.wants_body = true;
     client.received.clear();

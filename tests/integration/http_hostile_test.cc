@@ -28,7 +28,8 @@ void CheckError(const Answer& answer, int status) {
   CHECK(answer.body.size() < 2000);
   const Json json = answer.json();
   REQUIRE(json.is_object());
-  CHECK(json["error"]["message"].is_string());
+  REQUIRE(json["error"]["message"].is_string());
+  CHECK(!json["error"]["message"].get<std::string>().empty());
 }
 
 // How often `code` was answered.
