@@ -151,7 +151,7 @@ TEST_CASE("the others name a rank that was killed") {
 }
 
 TEST_CASE("the others name a rank that is stopped, within the timeout, and so does it itself") {
-  Group g(3, /*timeout_s=*/2.5);
+  Group g(3, /*timeout_s=*/5);
   REQUIRE(g.AllRun());
   const double begin = Clock::Real().NowSeconds();
   g.ranks[1]->Signal(SIGSTOP);
@@ -159,10 +159,10 @@ TEST_CASE("the others name a rank that is stopped, within the timeout, and so do
     const std::string outcome = g.ranks[r]->Outcome();
     INFO(outcome);
     CHECK_THAT(outcome, Catch::Contains("DEADLINE_EXCEEDED") && Catch::Contains("rank 1 (b)") &&
-                            Catch::Contains("AllReduce #") && Catch::Contains("within 2.5 s"));
+                            Catch::Contains("AllReduce #") && Catch::Contains("within 5 s"));
     CHECK_THAT(outcome, !Catch::Contains("rank 0") || Catch::Contains("as told by rank 0"));
   }
-  CHECK(Clock::Real().NowSeconds() - begin >= 2.0);
+  CHECK(Clock::Real().NowSeconds() - begin >= 4.0);
   g.ranks[1]->Signal(SIGCONT);
   CHECK_THAT(g.ranks[1]->Outcome(), Catch::Contains("rank 1 (b)"));
 }

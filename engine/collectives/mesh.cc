@@ -17,6 +17,8 @@ namespace {
 constexpr uint32_t kMagic = 0x46525453;  // "STRF"
 constexpr uint8_t kData = 1, kFarewell = 2;
 constexpr int64_t kFarewellNs = 1'000'000'000, kGreetingNs = 2'000'000'000;
+constexpr int kMaxPollMs = 1000;
+constexpr int64_t kStoppedNs = 1'000'000'000;  // of delay that no scheduler makes
 constexpr size_t kMaxFarewellBytes = 2000;
 constexpr absl::string_view kProtocol = "stretto-group-1";
 
@@ -185,7 +187,7 @@ absl::Status Mesh::Exchange(const FrameLabel& label, absl::Span<PeerFrames> fram
     p.to_receive.push_back(BytesOf(p.in));
     overhead_bytes_sent_ += kHeaderBytes;
   }
-  const DeadlineNs deadline = AfterNs(absl::ToInt64Nanoseconds(timeout));
+  DeadlineNs deadline = AfterNs(absl::ToInt64Nanoseconds(timeout));
   absl::Status status;
   const auto busy = [&all] {
     return std::any_of(all.begin(), all.end(),
@@ -214,7 +216,7 @@ absl::Status Mesh::Exchange(const FrameLabel& label, absl::Span<PeerFrames> fram
   return status;
 }
 
-absl::Status Mesh::Poll(std::vector<Progress>& all, DeadlineNs deadline) {
+absl::Status Mesh::Poll(const std::vector<Progress>& all, DeadlineNs& deadline) const {
   std::vector<pollfd> fds = {{wake_.fd(), POLLIN, 0}};
   for (const Progress& p : all) {
     const int events = (p.wants_send() ? POLLOUT : 0) | (p.wants_receive() ? POLLIN : 0);
@@ -222,7 +224,12 @@ absl::Status Mesh::Poll(std::vector<Progress>& all, DeadlineNs deadline) {
       fds.push_back({sockets_[p.frames->peer].fd(), static_cast<short>(events), 0});
     }
   }
-  const int ready = poll(fds.data(), fds.size(), PollMs(deadline));
+  const int wait_ms = std::min(PollMs(deadline), kMaxPollMs);
+  const DeadlineNs begin = AfterNs(0);
+  const int ready = poll(fds.data(), fds.size(), wait_ms);
+  const int64_t late_ns = AfterNs(0) - begin - int64_t{wait_ms} * 1'000'000;
+  // Time in which this process itself was stopped is not its peers' fault.
+  if (late_ns > kStoppedNs) deadline += late_ns;
   if (ready < 0 && errno != EINTR) {
     return absl::InternalError(absl::StrCat("poll: ", std::strerror(errno)));
   }

@@ -63,7 +63,9 @@ class Mesh {
   absl::Status Receive(Socket socket, DeadlineNs deadline);
   std::string Hello(int to) const;
   std::string MissingAbove() const;
-  absl::Status Poll(std::vector<Progress>& all, DeadlineNs deadline);
+  // Waits until something can be done. Moves the deadline by the time that this process was
+  // stopped.
+  absl::Status Poll(const std::vector<Progress>& all, DeadlineNs& deadline) const;
   absl::Status SendSome(Progress& p);
   absl::Status ReceiveSome(const FrameLabel& label, Progress& p);
   absl::Status CheckHeader(const FrameLabel& label, const Progress& p) const;

@@ -44,26 +44,38 @@ std::string CheckpointHash(const TrainerCounters& counters, const TensorHashes& 
   return tree.Finish();
 }
 
+// With `writes` false nothing is written, but this rank takes part in gathering what is: an error
+// of one rank's disk must not keep the others waiting.
 absl::Status WriteStateFile(Files& files, const std::string& folder, const StateFile& file,
-                            TrainerEngine& engine, TensorHashes& hashes) {
+                            bool writes, TrainerEngine& engine, TensorHashes& hashes) {
   std::vector<SafetensorsWriter::Tensor> tensors;
+  std::vector<std::string> names;  // the writer's order, since all are of one type
   for (const Parameter& p : engine.layout().parameters()) {
     tensors.push_back({p.spec.name, DType::kF32, p.spec.shape});
+    names.push_back(p.spec.name);
   }
-  ASSIGN_OR_RETURN(const auto writer,
-                   SafetensorsWriter::Create(files, JoinPath(folder, file.name), tensors));
+  std::sort(names.begin(), names.end());
+  absl::Status status;
+  std::unique_ptr<SafetensorsWriter> writer;
+  if (writes) {
+    auto created = SafetensorsWriter::Create(files, JoinPath(folder, file.name), tensors);
+    status = created.status();
+    if (created.ok()) writer = *std::move(created);
+  }
   std::vector<float> host;
-  for (const SafetensorsWriter::Tensor& t : writer->tensors()) {
-    const Parameter* p = engine.layout().Find(t.name);
+  for (size_t i = 0; i < names.size(); ++i) {
+    STRETTO_CHECK(writer == nullptr || writer->tensors()[i].name == names[i]);
+    const Parameter* p = engine.layout().Find(names[i]);
     STRETTO_CHECK(p != nullptr);
     host.resize(p->view.size());
     RETURN_IF_ERROR(engine.DownloadState(file.which, *p, host.data()));
     const absl::Span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(host.data()),
                                           host.size() * sizeof(float));
-    hashes[absl::StrCat(file.name, ":", t.name)] = HashBytes(bytes);
-    RETURN_IF_ERROR(writer->Append(bytes));
+    hashes[absl::StrCat(file.name, ":", names[i])] = HashBytes(bytes);
+    if (writer != nullptr && status.ok()) status = writer->Append(bytes);
   }
-  return writer->Finish();
+  if (writer != nullptr && status.ok()) status = writer->Finish();
+  return status;
 }
 
 std::string ManifestText(const CheckpointInfo& info, const TensorHashes& hashes) {
@@ -77,15 +89,24 @@ std::string ManifestText(const CheckpointInfo& info, const TensorHashes& hashes)
   return manifest.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-absl::Status WriteFolder(Files& files, const std::string& folder, TrainerEngine& engine,
-                         CheckpointInfo& info) {
-  RETURN_IF_ERROR(files.RemoveAll(folder));
-  RETURN_IF_ERROR(files.MakeDirs(folder));
+// `folder` empty: this rank only takes part.
+absl::Status WriteFolder(Files& files, const std::string& root, const std::string& folder,
+                         TrainerEngine& engine, CheckpointInfo& info) {
+  absl::Status status;
+  if (!folder.empty()) {
+    status = files.MakeDirs(root);
+    if (status.ok()) status = files.RemoveAll(folder);
+    if (status.ok()) status = files.MakeDirs(folder);
+  }
   TensorHashes hashes;
   for (const StateFile& file : kStateFiles) {
-    RETURN_IF_ERROR(WriteStateFile(files, folder, file, engine, hashes));
+    const bool writes = !folder.empty() && status.ok();
+    const absl::Status s = WriteStateFile(files, folder, file, writes, engine, hashes);
+    if (status.ok()) status = s;
   }
+  RETURN_IF_ERROR(status);
   info.checkpoint_hash = CheckpointHash(info.counters, hashes);
+  if (folder.empty()) return absl::OkStatus();
   return files.WriteAtomically(JoinPath(folder, kManifest), ManifestText(info, hashes));
 }
 
@@ -184,11 +205,15 @@ absl::StatusOr<CheckpointInfo> SaveCheckpoint(Files& files, const CheckpointOpti
   CheckpointInfo info;
   info.counters = engine.counters();
   info.extra_json = extra_json;
+  if (options.root.empty()) {
+    RETURN_IF_ERROR(WriteFolder(files, "", "", engine, info));
+    return info;
+  }
   const std::string name = FolderName(info.counters.version);
   info.path = JoinPath(options.root, name);
   const std::string partial = info.path + kPartial, replaced = info.path + kReplaced;
-  RETURN_IF_ERROR(files.MakeDirs(options.root));
-  if (absl::Status written = WriteFolder(files, partial, engine, info); !written.ok()) {
+  if (absl::Status written = WriteFolder(files, options.root, partial, engine, info);
+      !written.ok()) {
     files.RemoveAll(partial).IgnoreError();  // the first error is the one to tell
     return Annotate(written, absl::StrCat("checkpoint of version ", info.counters.version));
   }

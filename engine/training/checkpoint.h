@@ -23,12 +23,15 @@ struct CheckpointInfo {
 };
 
 struct CheckpointOptions {
+  // Empty: this rank of a group takes part in gathering what another one writes; it learns the
+  // checkpoint's hash, not whether the other's disk took it.
   std::string root;
   int64_t keep = 3;  // newest checkpoints to keep, at least 1
 };
 
 // Blocks until the checkpoint is durable, then prunes older ones. On an error nothing that existed
-// before is harmed.
+// before is harmed. In a group all ranks call it at the same time, and one writes for all; the
+// files are the same for every layout.
 absl::StatusOr<CheckpointInfo> SaveCheckpoint(Files& files, const CheckpointOptions& options,
                                               TrainerEngine& engine, const std::string& extra_json);
 

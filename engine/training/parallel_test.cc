@@ -397,22 +397,27 @@ TEST_CASE(
     Take(*engine, rest, undisturbed);
   }
   const stretto::testing::TempDir dir;
-  const auto folder = [&](Communicator& c) { return dir.File(absl::StrCat("rank", c.rank())); };
   options.parallel.kind = DataParallel::kFsdp;
-  RunRanks<int>(3, [&](Communicator& c) {
+  const auto hashes = RunRanks<std::string>(3, [&](Communicator& c) {
     const auto device = MakeDevice("cpu", 1);
     const auto engine = EngineIn(&c, *device, config, options);
     Outcome out;
     Take(*engine, first, out);
-    STRETTO_CHECK(SaveCheckpoint(Files::Real(), {folder(c), 3}, *engine, "{}").ok());
-    return 0;
+    const auto saved =
+        SaveCheckpoint(Files::Real(), {c.rank() == 1 ? dir.path() : "", 3}, *engine, "{}");
+    STRETTO_CHECK(saved.ok());
+    return saved->checkpoint_hash;
   });
+  const auto latest = LatestCheckpoint(Files::Real(), dir.path());
+  REQUIRE_OK(latest);
+  for (const std::string& hash : hashes) {
+    CHECK(hash == ReadCheckpointInfo(Files::Real(), *latest)->checkpoint_hash);
+  }
   options.parallel.kind = DataParallel::kZero1;
   const auto outcomes = RunRanks<Outcome>(2, [&](Communicator& c) {
     const auto device = MakeDevice("cpu", 1);
     const auto engine = EngineIn(&c, *device, config, options);
-    const auto latest = LatestCheckpoint(Files::Real(), folder(c));
-    STRETTO_CHECK(latest.ok() && LoadCheckpoint(Files::Real(), *latest, *engine).ok());
+    STRETTO_CHECK(LoadCheckpoint(Files::Real(), *latest, *engine).ok());
     Outcome out;
     Take(*engine, rest, out);
     return out;

@@ -90,7 +90,7 @@ absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
   pass.temperature = options_.temperature;
   pass.recompute = options_.recompute_activations;
   pass.logits_bytes = options_.logits_bytes;
-  pass.units = state_->stream();
+  pass.units = state_->units();
   ASSIGN_OR_RETURN(pass_, PackedPass::Create(*transformer_, pass));
   return absl::OkStatus();
 }
@@ -161,7 +161,7 @@ absl::StatusOr<StepResult> TrainerEngine::Step(const TrainBatch& batch,
     RETURN_IF_ERROR(RunRounds(step, results));
   } else {
     RunLeaves(step, results);
-    RETURN_IF_ERROR(state_->SumGradients(plan));
+    RETURN_IF_ERROR(state_->SumGradients());
   }
   ASSIGN_OR_RETURN(StepResult result, JoinResults(plan, std::move(results)));
   result.num_micro_batches = num_micro_batches;
@@ -173,8 +173,10 @@ absl::StatusOr<StepResult> TrainerEngine::Step(const TrainBatch& batch,
 }
 
 void TrainerEngine::RunLeaves(const StepContext& step, LeafResults& results) {
+  state_->BeginStep(step.plan);
   state_->BeginLeaf();  // a rank without leaves has no gradients either
-  for (const int64_t leaf : step.plan.LeavesOf(group_ == nullptr ? 0 : group_->rank())) {
+  const std::vector<int64_t> leaves = step.plan.LeavesOf(group_ == nullptr ? 0 : group_->rank());
+  for (const int64_t leaf : leaves) {
     StepResult& result = results[leaf];
     result.num_trained_tokens = step.batch.num_tokens();
     if (results.size() > 1) state_->BeginLeaf();
@@ -182,6 +184,7 @@ void TrainerEngine::RunLeaves(const StepContext& step, LeafResults& results) {
     for (int64_t i = begin; i < end; ++i) {
       const Targets targets =
           ForwardMicroBatch(step.batch, step.micro_batches[i], step.objective, result);
+      if (leaves.size() == 1 && i + 1 == end) state_->ExpectLastPass();
       if (targets.any) BackwardMicroBatch(targets, result);
     }
     state_->EndLeaf(step.plan, leaf);

@@ -10,7 +10,35 @@
 namespace stretto::engine {
 namespace {
 bool IsVector(const Parameter& p) { return p.spec.shape.size() == 1; }
+
+// The first error, once all are done.
+absl::Status WaitAll(const std::vector<CollectiveHandle>& handles) {
+  absl::Status status;
+  for (const CollectiveHandle& h : handles) {
+    if (absl::Status s = h.Wait(); status.ok()) status = s;
+  }
+  return status;
+}
 }  // namespace
+
+// Lets a pass send gradients on their way.
+class TrainingState::Follower final : public ParameterUnits {
+ public:
+  explicit Follower(TrainingState& state) : state_(state) {}
+  void BeforeForward(int64_t) override {}
+  void AfterForward(int64_t) override {}
+  Tensors BeforeBackward(int64_t) override { return {state_.weights_flat_, state_.gradients_}; }
+  void AfterBackward(int64_t unit) override {
+    if (!expected_) return;
+    state_.StartSum(unit, {});
+    if (unit == 0) expected_ = false;
+  }
+  void Expect(bool last) { expected_ = last; }
+
+ private:
+  TrainingState& state_;
+  bool expected_ = false;
+};
 
 TrainingState::TrainingState(Device& device, Stream& stream,
                              std::shared_ptr<const ParameterLayout> layout,
@@ -22,7 +50,9 @@ TrainingState::TrainingState(Device& device, Stream& stream,
       communicator_(communicator),
       map_(*layout_, communicator == nullptr ? 1 : communicator->size()),
       whole_(*layout_, 1) {}
-TrainingState::~TrainingState() = default;
+TrainingState::~TrainingState() {
+  WaitAll(sums_).IgnoreError();  // they use its memory
+}
 
 absl::StatusOr<std::unique_ptr<TrainingState>> TrainingState::Create(
     Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout, DType dtype,
@@ -75,7 +105,10 @@ absl::Status TrainingState::Allocate(DType dtype) {
   } else {
     weights_ = ModelWeights::Empty(*layout_);
   }
-  if (!options_.streams_gradients()) return absl::OkStatus();
+  if (!options_.streams_gradients()) {
+    if (!alone()) follower_ = std::make_unique<Follower>(*this);
+    return absl::OkStatus();
+  }
   const bool gathers = options_.kind == DataParallel::kFsdp;
   const UnitStreamContext context{device_,
                                   stream_,
@@ -89,6 +122,11 @@ absl::Status TrainingState::Allocate(DType dtype) {
                                   gradients_};
   ASSIGN_OR_RETURN(unit_stream_, UnitStream::Create(context, options_));
   return absl::OkStatus();
+}
+
+ParameterUnits* TrainingState::units() {
+  if (unit_stream_ != nullptr) return unit_stream_.get();
+  return follower_.get();
 }
 
 TrainingState::Piece TrainingState::PieceOf(const Place& place, int64_t unit) {
@@ -192,39 +230,50 @@ absl::Status TrainingState::DownloadWeights(uint8_t* dst) {
   return absl::OkStatus();
 }
 
-std::vector<CollectiveCall> TrainingState::BucketsOf(size_t element_bytes) const {
+std::vector<CollectiveCall> TrainingState::BucketsOf(int64_t unit, size_t element_bytes) const {
   const int num_ranks = map_.num_ranks();
   const int64_t slice =
       std::max<int64_t>(1, options_.bucket_bytes / static_cast<int64_t>(element_bytes) / num_ranks);
   std::vector<CollectiveCall> buckets;
-  for (const ShardMap::Unit& u : map_.units()) {
-    const int64_t largest = *std::max_element(u.counts.begin(), u.counts.end());
-    for (int64_t begin = 0; begin < largest; begin += slice) {
-      CollectiveCall& call = buckets.emplace_back();
-      for (int r = 0; r < num_ranks; ++r) {
-        call.counts.push_back(std::clamp<int64_t>(u.counts[r] - begin, 0, slice));
-        call.offsets.push_back(u.begin + u.offsets[r] + std::min(begin, u.counts[r]));
-      }
-      call.num_elements = call.counts[rank()];
+  const ShardMap::Unit& u = map_.units()[unit];
+  const int64_t largest = *std::max_element(u.counts.begin(), u.counts.end());
+  for (int64_t begin = 0; begin < largest; begin += slice) {
+    CollectiveCall& call = buckets.emplace_back();
+    for (int r = 0; r < num_ranks; ++r) {
+      call.counts.push_back(std::clamp<int64_t>(u.counts[r] - begin, 0, slice));
+      call.offsets.push_back(u.begin + u.offsets[r] + std::min(begin, u.counts[r]));
     }
+    call.num_elements = call.counts[rank()];
   }
   return buckets;
 }
 
 absl::Status TrainingState::GatherFlat(const Tensor& flat) {
   std::vector<CollectiveHandle> handles;
-  for (CollectiveCall& call : BucketsOf(SizeOf(flat.dtype))) {
-    call.kind = CollectiveKind::kAllGather;
-    call.dtype = flat.dtype;
-    call.input = Host(flat) + static_cast<size_t>(call.offsets[rank()]) * SizeOf(flat.dtype);
-    call.output = Host(flat);
-    handles.push_back(communicator_->Start(std::move(call)));
+  for (size_t u = 0; u < map_.units().size(); ++u) {
+    for (CollectiveCall& call : BucketsOf(static_cast<int64_t>(u), SizeOf(flat.dtype))) {
+      call.kind = CollectiveKind::kAllGather;
+      call.dtype = flat.dtype;
+      call.input = Host(flat) + static_cast<size_t>(call.offsets[rank()]) * SizeOf(flat.dtype);
+      call.output = Host(flat);
+      handles.push_back(communicator_->Start(std::move(call)));
+    }
   }
-  absl::Status status;
-  for (const CollectiveHandle& h : handles) {
-    if (absl::Status s = h.Wait(); status.ok()) status = s;
+  return WaitAll(handles);
+}
+
+void TrainingState::BeginStep(const LeafPlan& plan) {
+  sum_call_ = {};
+  sum_call_.kind =
+      optimizer_place_.map == &whole_ ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
+  sum_call_.dtype = DType::kF32;
+  sum_call_.plan.used = plan.used();
+  for (int r = 0; r < map_.num_ranks(); ++r) {
+    sum_call_.plan.nodes_of_rank.push_back(plan.NodesOfRank(r));
   }
-  return status;
+  num_sums_started_ = 0;
+  sums_.clear();
+  if (follower_ != nullptr) follower_->Expect(false);
 }
 
 void TrainingState::BeginLeaf() { device_.Fill(stream_, gradients_, 0.0f); }
@@ -251,43 +300,48 @@ void TrainingState::EndLeaf(const LeafPlan& plan, int64_t leaf) {
   partial_bytes_max_ = std::max(partial_bytes_max_, bytes);
 }
 
-absl::Status TrainingState::SumGradients(const LeafPlan& plan) {
-  CollectiveCall sum;
-  sum.kind =
-      optimizer_place_.map == &whole_ ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
-  sum.dtype = DType::kF32;
-  sum.plan.used = plan.used();
-  for (int r = 0; r < map_.num_ranks(); ++r) {
-    sum.plan.nodes_of_rank.push_back(plan.NodesOfRank(r));
-  }
-  const std::vector<SumNode>& nodes = sum.plan.nodes_of_rank[rank()];
-  std::vector<std::vector<float>> partials;
-  for (size_t i = 0; i < partial_sums_.size(); ++i) partials.push_back(partial_sums_[i]->Take());
-  partial_sums_.clear();
-  if (alone()) {
-    if (!partials.empty()) device_.Upload(stream_, gradients_, partials[0].data());
-    return absl::OkStatus();
-  }
+void TrainingState::ExpectLastPass() {
+  if (follower_ != nullptr && partial_sums_.empty()) follower_->Expect(true);
+}
+
+std::vector<int64_t> TrainingState::UnitsDownwards() const {
+  std::vector<int64_t> units;
+  for (auto u = static_cast<int64_t>(map_.units().size()) - 1; u >= 0; --u) units.push_back(u);
+  return units;
+}
+
+void TrainingState::StartSum(int64_t unit, const std::vector<std::vector<float>>& partials) {
+  STRETTO_CHECK(UnitsDownwards()[num_sums_started_++] == unit);
   device_.Synchronize(stream_);
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    sum.parts.push_back({nodes[i], partials.empty() ? static_cast<const void*>(Host(gradients_))
-                                                    : partials[i].data()});
-  }
-  std::vector<CollectiveHandle> handles;
-  for (const CollectiveCall& bucket : BucketsOf(sizeof(float))) {
-    CollectiveCall call = sum;
+  const std::vector<SumNode>& nodes = sum_call_.plan.nodes_of_rank[rank()];
+  for (const CollectiveCall& bucket : BucketsOf(unit, sizeof(float))) {
+    CollectiveCall call = sum_call_;
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      call.parts.push_back({nodes[i], partials.empty() ? static_cast<const void*>(Host(gradients_))
+                                                       : partials[i].data()});
+    }
     call.counts = bucket.counts;
     call.offsets = bucket.offsets;
     call.output = Host(gradients_);
     if (call.kind == CollectiveKind::kReduceScatter) {
       call.output = Host(gradients_) + static_cast<size_t>(call.offsets[rank()]) * sizeof(float);
     }
-    handles.push_back(communicator_->Start(std::move(call)));
+    sums_.push_back(communicator_->Start(std::move(call)));
   }
-  absl::Status status;
-  for (const CollectiveHandle& h : handles) {
-    if (absl::Status s = h.Wait(); status.ok()) status = s;
+}
+
+absl::Status TrainingState::SumGradients() {
+  std::vector<std::vector<float>> partials;
+  for (const auto& sum : partial_sums_) partials.push_back(sum->Take());
+  partial_sums_.clear();
+  if (alone()) {
+    if (!partials.empty()) device_.Upload(stream_, gradients_, partials[0].data());
+    return absl::OkStatus();
   }
+  const std::vector<int64_t> units = UnitsDownwards();
+  while (num_sums_started_ < units.size()) StartSum(units[num_sums_started_], partials);
+  const absl::Status status = WaitAll(sums_);
+  sums_.clear();
   return status;
 }
 

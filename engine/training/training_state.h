@@ -41,6 +41,7 @@ class TrainingState {
   // --- what passes work on
   ModelWeights& weights() { return *weights_; }
   UnitStream* stream() { return unit_stream_.get(); }  // null: everything is there
+  ParameterUnits* units();                             // what passes are to be followed by, or null
   const Tensor& flat_weights() const { return weights_flat_; }
   const Tensor& gradients() const { return gradients_; }
 
@@ -60,10 +61,15 @@ class TrainingState {
   const Tensor& Flat(StateTensor which) const;
 
   // --- gradients of a step, for layouts without a stream
+  void BeginStep(const LeafPlan& plan);
   void BeginLeaf();
+  // The next backward pass is the last of this rank's part of the step: where its gradients are its
+  // only partial, each unit's are sent on their way as soon as they are done, while the units below
+  // compute.
+  void ExpectLastPass();
   void EndLeaf(const LeafPlan& plan, int64_t leaf);
   // (collective) The sum over all leaves of all ranks: everywhere, or where it is owned.
-  absl::Status SumGradients(const LeafPlan& plan);
+  absl::Status SumGradients();
 
   // (collective) The gradient's Euclidean norm. Blocks of 4096 elements in order, from the run's
   // beginning with one leaf, from each unit's with more.
@@ -99,11 +105,15 @@ class TrainingState {
   uint8_t* Host(const Tensor& tensor) const {
     return static_cast<uint8_t*>(device_.HostMemory(tensor));
   }
-  // Calls with the counts of each rank and their offsets in the flat run, for units in buckets.
+  class Follower;
   absl::Status GatherFlat(const Tensor& flat);
-  std::vector<CollectiveCall> BucketsOf(size_t element_bytes) const;
-  // Sets `gradients_` to the rank's only partial, or leaves it in partials_.
-  void CollectPartials(const LeafPlan& plan);
+  // Calls with the counts of each rank and their offsets in the flat run, for a unit in buckets.
+  std::vector<CollectiveCall> BucketsOf(int64_t unit, size_t element_bytes) const;
+  // Starts the sum of a unit's gradients. `partials`: of this rank's nodes; empty: its only one is
+  // in gradients_.
+  void StartSum(int64_t unit, const std::vector<std::vector<float>>& partials);
+  // Units in the order in which a backward pass is done with them: that of all ranks' collectives.
+  std::vector<int64_t> UnitsDownwards() const;
   void UpdatePiece(const Piece& piece, const AdamWStep& step);
 
   Device& device_;
@@ -119,7 +129,10 @@ class TrainingState {
   std::unique_ptr<UnitStream> unit_stream_;
   // Of this rank's nodes, where it has more than one leaf.
   std::vector<std::unique_ptr<TreeSum>> partial_sums_;
-  std::vector<std::vector<float>> partials_;
   size_t partial_bytes_max_ = 0;
+  std::unique_ptr<Follower> follower_;  // of a rank of several, without a stream
+  CollectiveCall sum_call_;             // what the sums of this step have in common
+  size_t num_sums_started_ = 0;         // of UnitsDownwards
+  std::vector<CollectiveHandle> sums_;
 };
 }  // namespace stretto::engine
