@@ -1,149 +1,148 @@
 // `stretto generate`: completes prompts with a model or with a run's newest checkpoint, in this
-// process.
-#include <CLI/CLI.hpp>
+// process. Here are the flags; see generate_run.h for the rest.
 #include <cstdio>
-#include <fstream>
-#include <iostream>
-#include <nlohmann/json.hpp>
+#include <memory>
 
-#include "base/files.h"
-#include "base/status.h"
+#include "CLI/App.hpp"
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "absl/strings/str_cat.h"
+#include "base/flag_checks.h"
 #include "cli/commands.h"
-#include "cli/local_model.h"
-#include "engine/text/stream_decoder.h"
+#include "cli/generate_run.h"
 
 namespace stretto::cli {
 namespace {
-using Json = nlohmann::json;
+constexpr int64_t kMaxKvCacheMb = int64_t{1} << 24;  // 16 TiB
+constexpr int64_t kMaxContext = int64_t{1} << 24;
 
-struct GenerateFlags {
-  LocalModelOptions model;
-  std::string run_dir, prompt, prompts_file, system;
-  bool raw = false, greedy = false, json = false;
-  engine::SamplingParams sampling;
-  uint64_t seed = 1;
-};
-
-bool IsUtf8(const std::string& text) {
-  try {
-    (void)Json(text).dump();
-    return true;
-  } catch (const Json::type_error&) {
-    return false;
-  }
+void AddSources(CLI::App& command, GenerateOptions& o) {
+  auto* from = command.add_option_group("from", "What generates");
+  from->add_option("--model", o.model.host.path, "Hugging Face folder or GGUF file");
+  from->add_option("--run", o.run_dir, "A run's folder: its newest checkpoint");
+  from->require_option(1);
+  auto* what = command.add_option_group("what", "What is completed");
+  what->add_option("--prompt", o.prompt, "One prompt");
+  what->add_option("--prompts", o.prompts_file,
+                   "A file with one prompt a line: text, a JSON string, or an object with "
+                   "`prompt` or `messages`");
+  what->require_option(1);
+  command.add_flag("--raw", o.raw, "The prompt's text as it is, special tokens in it parsed");
+  command.add_option("--system", o.system, "System message");
+  command.add_option("--chat-format", o.chat_format, "auto | chatml | llama3 | none");
 }
 
-// A file's prompts: each line a JSON object (a dataset line), a JSON string, or plain text.
-absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string content, Files::Real().ReadAll(path));
-  std::vector<std::string> lines;
-  size_t begin = 0;
-  while (begin < content.size()) {
-    size_t end = content.find('\n', begin);
-    if (end == std::string::npos) end = content.size();
-    if (end > begin) lines.push_back(content.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  if (lines.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": holds no prompts"));
-  return lines;
+void AddEngine(CLI::App& command, GenerateOptions& o) {
+  command
+      .add_option("--max-sequence-length", o.model.host.max_sequence_length,
+                  "The context: tokens of prompt and completion together. Default: the run's, or "
+                  "the model's own, but at most 4096 even where the model allows more")
+      ->check(IntegerIn(1, kMaxContext));
+  command
+      .add_option("--kv-cache-mb", o.model.kv_cache_mb,
+                  absl::StrCat("Memory for keys and values, MiB. Default: ", o.model.kv_cache_mb))
+      ->check(IntegerIn(1, kMaxKvCacheMb));
+  command
+      .add_option("--max-running", o.model.max_running,
+                  absl::StrCat("Sequences computed at once. Default: ", o.model.max_running))
+      ->check(IntegerIn(1, 512));
+  command.add_option("--dtype", o.dtype, "Computation in bf16 (default) or f32");
+  command.add_option("--weight-dtype", o.model.host.weight_dtype,
+                     "Matrices as bf16 (default: as --dtype says), int8, int4 or fp8");
+  command.add_option("--kv-dtype", o.model.host.kv_dtype,
+                     "Keys and values as bf16 (default: as --dtype says), int8 or fp8");
+  command.add_option("--threads", o.model.host.threads, "0 (default): what the machine grants")
+      ->check(IntegerIn(0, 1024));
 }
 
-absl::StatusOr<std::vector<int32_t>> EncodePrompt(const LocalModel& model, const std::string& line,
-                                                  bool raw) {
-  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (json.is_object() && !raw) return model.prompts().EncodeLine(line);
-  const std::string text = json.is_string() ? json.get<std::string>() : line;
-  if (raw) return model.prompts().EncodeRaw(text, /*parse_special=*/true);
-  if (!IsUtf8(text)) return absl::InvalidArgumentError("not valid UTF-8");
-  return model.prompts().EncodeLine(Json{{"prompt", text}}.dump());
+void AddDistribution(CLI::App& command, engine::SamplingParams& s, GenerateOptions& o) {
+  command
+      .add_option("--temperature", s.temperature,
+                  "0: greedy, the likeliest token each time; else 0.0001 to 100. Default: 1")
+      ->check(NumberIn({.low = 1e-4, .high = 100, .or_zero = true}));
+  command.add_flag_callback(
+      "--greedy", [&s] { s.temperature = 0; }, "The same as --temperature 0");
+  command.add_option("--top-k", s.top_k, "Only the K likeliest tokens. 0 (default): all")
+      ->check(IntegerIn(0, INT32_MAX));
+  command
+      .add_option("--top-p", s.top_p,
+                  "Only the likeliest tokens that together have this probability. Default: 1")
+      ->check(NumberIn({.low = 0, .high = 1, .without_low = true}));
+  command
+      .add_option("--min-p", s.min_p,
+                  "Only tokens with at least this share of the likeliest one's probability. "
+                  "Default: 0")
+      ->check(NumberIn({.low = 0, .high = 1}));
+  command
+      .add_option("--repetition-penalty", s.repetition_penalty,
+                  "Divides the positive logits of tokens seen in prompt and completion, multiplies "
+                  "the negative ones. Default: 1")
+      ->check(NumberIn({.low = 0.01, .high = 100}));
+  command
+      .add_option("--presence-penalty", s.presence_penalty,
+                  "Subtracted from the logits of the completion's tokens. Default: 0")
+      ->check(NumberIn({.low = -100, .high = 100}));
+  command
+      .add_option("--frequency-penalty", s.frequency_penalty,
+                  "The same, times how often the token has come. Default: 0")
+      ->check(NumberIn({.low = -100, .high = 100}));
+  command.add_option("--logit-bias", o.logit_bias,
+                     "ID=BIAS, added to the logit of a token id (may be repeated)");
+  command.add_option("--seed", o.seed,
+                     "Decides all draws, together with prompt and sample index. Default: 1");
+  command.add_option("-n,--n", o.num_samples, "Completions of each prompt. Default: 1")
+      ->check(IntegerIn(1, 1024));
 }
 
-void PrintResult(const LocalModel& model, const GenerateFlags& flags, const std::string& prompt,
-                 const std::vector<int32_t>& prompt_ids, const LocalCompletion& completion) {
-  const std::string text = model.prompts().tokenizer().Decode(completion.ids);
-  if (!flags.json) {
-    std::printf("%s\n", text.c_str());
-    return;
-  }
-  const Json line{{"prompt", prompt},
-                  {"prompt_ids", prompt_ids},
-                  {"completion_ids", completion.ids},
-                  {"logprobs", completion.logprobs},
-                  {"finish_reason", std::string(engine::Name(completion.reason))},
-                  {"text", text}};
-  std::printf("%s\n", line.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+CLI::Option* AddEnds(CLI::App& command, engine::SamplingParams& s) {
+  CLI::Option* max_tokens =
+      command
+          .add_option("--max-tokens", s.max_tokens,
+                      "A completion's most tokens; where the context leaves less it ends there, "
+                      "and a remark on stderr says so. Default: 256")
+          ->check(IntegerIn(1, INT32_MAX));
+  command
+      .add_option("--min-tokens", s.min_tokens,
+                  "Neither EOS nor a stop ends a completion before so many tokens; a text that "
+                  "must match ends where nothing may follow all the same. Default: 0")
+      ->check(IntegerIn(0, INT32_MAX));
+  command.add_option("--stop", s.stop_strings,
+                     "Text that ends a completion and is left out (may be repeated)");
+  command.add_option("--stop-token-id", s.stop_ids,
+                     "Token id that ends a completion (may be repeated)");
+  command.add_flag("--ignore-eos", s.ignore_eos, "Go on past the model's end-of-text tokens");
+  return max_tokens;
 }
 
-absl::Status Generate(GenerateFlags flags) {
-  if (!flags.run_dir.empty()) {
-    const int threads = flags.model.host.threads;
-    ASSIGN_OR_RETURN(flags.model, OptionsOfRunDir(flags.run_dir));
-    flags.model.host.threads = threads;
-  }
-  if (!flags.system.empty()) flags.model.host.prompts.system_prompt = flags.system;
-  if (flags.raw) flags.model.host.prompts.chat_format = "none";
-  if (flags.greedy) flags.sampling.temperature = 0;
-  std::vector<std::string> prompts{flags.prompt};
-  if (!flags.prompts_file.empty()) {
-    ASSIGN_OR_RETURN(prompts, ReadPrompts(flags.prompts_file));
-  }
-  ASSIGN_OR_RETURN(const auto model, LocalModel::Open(flags.model));
-  std::vector<std::vector<int32_t>> ids;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    auto encoded = EncodePrompt(*model, prompts[i], flags.raw);
-    if (!encoded.ok()) return Annotate(encoded.status(), absl::StrCat("prompt ", i + 1));
-    ids.push_back(*std::move(encoded));
-  }
-  const bool stream = prompts.size() == 1 && !flags.json;
-  const auto results = [&] {
-    if (!stream) return model->Complete(ids, flags.sampling, flags.seed);
-    engine::StreamDecoder decoder(model->prompts().tokenizer());
-    auto completed = model->Complete(ids, flags.sampling, flags.seed, [&](size_t, int32_t token) {
-      std::fputs(decoder.Push(token).c_str(), stdout);
-      std::fflush(stdout);
-    });
-    std::printf("%s\n", decoder.Finish().c_str());
-    return completed;
-  }();
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (!results[i].status.ok()) {
-      return Annotate(results[i].status, absl::StrCat("prompt ", i + 1));
-    }
-    if (!stream) PrintResult(*model, flags, prompts[i], ids[i], results[i]);
-  }
-  return absl::OkStatus();
+void AddForms(CLI::App& command, GenerateOptions& o) {
+  command.add_option("--regex", o.regex, "Regular expression that the whole completion matches");
+  command.add_option("--json-schema", o.json_schema_file,
+                     "File with a JSON Schema that the completion obeys (docs/http-api.md)");
+  command.add_flag("--json-object", o.json_object, "The completion is some JSON object");
+  command.add_option("--choice", o.choices, "The completion is one of these texts (repeat it)");
+  command.add_flag("--json", o.json, "One JSON object a completion, with ids and log-probs");
+  command
+      .add_option("--logprobs", o.sampling.top_logprobs,
+                  absl::StrCat("With --json: the log-probs of the K likeliest tokens at each, up "
+                               "to ",
+                               engine::kMaxTopLogprobs))
+      ->check(IntegerIn(0, engine::kMaxTopLogprobs));
 }
 }  // namespace
 
 void AddGenerateCommand(CLI::App& app, Command* chosen) {
-  auto flags = std::make_shared<GenerateFlags>();
-  flags->sampling.max_tokens = 256;
-  CLI::App* command = app.add_subcommand("generate", "Completes prompts with a model.");
-  auto* from = command->add_option_group("from", "What generates");
-  from->add_option("--model", flags->model.host.path, "Hugging Face folder or GGUF file");
-  from->add_option("--run", flags->run_dir, "A run's folder: its newest checkpoint");
-  from->require_option(1);
-  auto* what = command->add_option_group("what", "What is completed");
-  what->add_option("--prompt", flags->prompt, "One prompt");
-  what->add_option("--prompts", flags->prompts_file,
-                   "A file with one prompt a line: text, a JSON string, or an object with "
-                   "`prompt` or `messages`");
-  what->require_option(1);
-  command->add_flag("--raw", flags->raw, "The prompt's text as it is, special tokens in it parsed");
-  command->add_option("--system", flags->system, "System message");
-  command->add_option("--chat-format", flags->model.host.prompts.chat_format,
-                      "auto | chatml | llama3 | none");
-  command->add_option("--max-tokens", flags->sampling.max_tokens)->check(CLI::PositiveNumber);
-  command->add_option("--temperature", flags->sampling.temperature)->check(CLI::Range(0.0, 100.0));
-  command->add_option("--top-k", flags->sampling.top_k)->check(CLI::NonNegativeNumber);
-  command->add_option("--top-p", flags->sampling.top_p)->check(CLI::Range(0.0, 1.0));
-  command->add_option("--min-p", flags->sampling.min_p)->check(CLI::Range(0.0, 1.0));
-  command->add_option("--stop", flags->sampling.stop_strings, "Text that ends a completion");
-  command->add_flag("--greedy", flags->greedy, "The same as --temperature 0");
-  command->add_option("--seed", flags->seed);
-  command->add_flag("--json", flags->json, "One JSON object a completion");
-  command->add_option("--dtype", flags->model.host.dtype, "bf16 | f32");
-  command->add_option("--threads", flags->model.host.threads, "0: what the machine grants");
-  command->callback([flags, chosen] { *chosen = [flags] { return Finish(Generate(*flags)); }; });
+  auto options = std::make_shared<GenerateOptions>();
+  options->sampling.max_tokens = 256;
+  CLI::App* command = app.add_subcommand(
+      "generate", "Completes prompts with a model; writes each completion as it comes.");
+  AddSources(*command, *options);
+  CLI::Option* max_tokens = AddEnds(*command, options->sampling);
+  AddDistribution(*command, options->sampling, *options);
+  AddForms(*command, *options);
+  AddEngine(*command, *options);
+  command->callback([options, max_tokens, chosen] {
+    options->max_tokens_given = max_tokens->count() > 0;
+    *chosen = [options] { return Finish(Generate(*options, stdout, stderr)); };
+  });
 }
 }  // namespace stretto::cli

@@ -30,8 +30,8 @@ absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> LoadWeights(
     ASSIGN_OR_RETURN(source, OpenMasters(checkpoint));
   }
   const auto stream = host.device->CreateStream();
-  auto weights =
-      engine::ModelWeights::Load(*host.device, *stream, host.files.config, host.dtype, *source);
+  auto weights = engine::ModelWeights::Load(*host.device, *stream, host.files.config, host.dtype,
+                                            *source, {.format = host.weight_format});
   if (!weights.ok()) return Annotate(weights.status(), source->path());
   return std::shared_ptr<const engine::ModelWeights>(*std::move(weights));
 }
@@ -87,33 +87,64 @@ absl::Status LocalModel::OpenEngine(const LocalModelOptions& options) {
   return absl::OkStatus();
 }
 
-std::vector<LocalCompletion> LocalModel::Complete(
-    const std::vector<std::vector<int32_t>>& prompts, const engine::SamplingParams& sampling,
-    uint64_t seed, const std::function<void(size_t, int32_t)>& on_token) {
-  std::vector<LocalCompletion> results(prompts.size());
+absl::StatusOr<std::shared_ptr<const engine::Constraint>> LocalModel::Compile(
+    const engine::ConstraintSpec& spec) const {
+  return engine::Constraint::Compile(
+      spec, engine::TokenTrie::Of(host_->prompts->tokenizer(), host_->prompts->stop_ids()));
+}
+
+absl::Status LocalModel::SubmitPrompt(size_t prompt, const std::vector<int32_t>& ids,
+                                      const CompleteOptions& options) {
+  const auto num_samples = static_cast<size_t>(options.num_samples);
+  std::vector<engine::Request> samples(num_samples);
+  for (size_t s = 0; s < num_samples; ++s) {
+    samples[s].id = prompt * num_samples + s;
+    samples[s].prompt_ids = ids;
+    samples[s].sampling = options.sampling;
+    samples[s].draw = {
+        .run_seed = options.seed, .prompt_id = prompt, .sample_index = static_cast<uint32_t>(s)};
+    samples[s].want_text = true;
+  }
+  return num_samples == 1 ? engine_->Submit(std::move(samples[0]))
+                          : engine_->SubmitGroup(std::move(samples));
+}
+
+std::vector<LocalCompletion> LocalModel::Complete(const std::vector<std::vector<int32_t>>& prompts,
+                                                  const CompleteOptions& options) {
+  const auto num_samples = static_cast<size_t>(options.num_samples);
+  std::vector<LocalCompletion> results(prompts.size() * num_samples);
   size_t next = 0;
+  const auto finish = [&](size_t index) {
+    if (options.on_finished) options.on_finished(index, results[index]);
+  };
   const auto submit = [&] {
     for (; next < prompts.size(); ++next) {
-      engine::Request request;
-      request.id = next;
-      request.prompt_ids = prompts[next];
-      request.sampling = sampling;
-      request.draw = {.run_seed = seed, .prompt_id = next};
-      const absl::Status status = engine_->Submit(std::move(request));
+      const absl::Status status = SubmitPrompt(next, prompts[next], options);
       if (absl::IsResourceExhausted(status) && engine_->HasWork()) return;
-      results[next].status = status;
+      if (status.ok()) continue;
+      for (size_t s = 0; s < num_samples; ++s) {
+        results[next * num_samples + s].status = status;
+        finish(next * num_samples + s);
+      }
     }
   };
   for (submit(); engine_->HasWork(); submit()) {
+    if (options.stop && options.stop()) {
+      next = prompts.size();
+      for (size_t id = 0; id < results.size(); ++id) (void)engine_->Cancel(id);
+    }
     for (const Event& event : engine_->Step()) {
       LocalCompletion& result = results[event.request_id];
+      result.text += event.text;
+      if (options.on_text && !event.text.empty()) options.on_text(event.request_id, event.text);
       if (event.kind == Event::Kind::kToken) {
         result.ids.push_back(event.token);
         result.logprobs.push_back(event.logprob);
-        if (on_token) on_token(event.request_id, event.token);
-      } else {
+        if (options.sampling.top_logprobs > 0) result.top_logprobs.push_back(event.top_logprobs);
+      } else if (event.kind == Event::Kind::kFinished) {
         result.reason = event.reason;
         result.status = event.status;
+        finish(event.request_id);
       }
     }
   }

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "config/run_config.h"
+#include "engine/constrain/constraint.h"
 #include "engine/inference/engine.h"
 #include "services/common/model_host.h"
 
@@ -24,8 +25,22 @@ struct LocalModelOptions {
 struct LocalCompletion {
   std::vector<int32_t> ids;
   std::vector<float> logprobs;
+  std::vector<std::vector<engine::TokenLogprob>> top_logprobs;  // where asked for
+  std::string text;  // up to a stop string, special tokens left out
   engine::FinishReason reason = engine::FinishReason::kStop;
   absl::Status status;  // not OK: the prompt was refused or failed; the message says why
+};
+
+// `index` is that of the completion in the results.
+struct CompleteOptions {
+  engine::SamplingParams sampling = {};
+  uint64_t seed = 0;        // with prompt and sample index it decides the sampling
+  int32_t num_samples = 1;  // of each prompt
+  // Each may be empty. Text comes in pieces; `stop` says that what is unfinished isn't wanted any
+  // more.
+  std::function<void(size_t index, const std::string& text)> on_text = nullptr;
+  std::function<void(size_t index, const LocalCompletion& completion)> on_finished = nullptr;
+  std::function<bool()> stop = nullptr;
 };
 
 class LocalModel {
@@ -34,15 +49,26 @@ class LocalModel {
 
   const engine::PromptEncoder& prompts() const { return *host_->prompts; }
 
-  // Completes all prompts in one continuous batch; results in the order of the prompts.
-  // `on_token(prompt index, token)` is called as tokens come; may be empty. `seed` and the prompt's
-  // index decide the sampling.
+  // Tokens that prompt and completion may have together, and what the model itself allows.
+  int64_t context() const { return host_->transformer->options().max_sequence_length; }
+  int64_t max_positions() const { return host_->files.config.max_position_embeddings; }
+  // Errors of engine::Constraint::Compile.
+  absl::StatusOr<std::shared_ptr<const engine::Constraint>> Compile(
+      const engine::ConstraintSpec& spec) const;
+
+  // Completes all prompts in one continuous batch; results in the order of the prompts, those of
+  // one prompt together. Blocks.
   std::vector<LocalCompletion> Complete(const std::vector<std::vector<int32_t>>& prompts,
-                                        const engine::SamplingParams& sampling, uint64_t seed,
-                                        const std::function<void(size_t, int32_t)>& on_token = {});
+                                        const CompleteOptions& options);
+  std::vector<LocalCompletion> Complete(const std::vector<std::vector<int32_t>>& prompts,
+                                        const engine::SamplingParams& sampling, uint64_t seed) {
+    return Complete(prompts, CompleteOptions{.sampling = sampling, .seed = seed});
+  }
 
  private:
   absl::Status OpenEngine(const LocalModelOptions& options);
+  absl::Status SubmitPrompt(size_t prompt, const std::vector<int32_t>& ids,
+                            const CompleteOptions& options);
 
   std::unique_ptr<services::ModelHost> host_;
   std::unique_ptr<engine::InferenceEngine> engine_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "engine/text/utf8.h"
@@ -332,5 +333,17 @@ absl::StatusOr<PatternPtr> ParseRegex(absl::string_view expression, RegexMatch m
     characters.push_back(NextCodePoint(expression, &at));
   }
   return RegexParser(std::move(characters), match, text).Parse();
+}
+
+std::string RegexOfTexts(absl::Span<const std::string> texts) {
+  std::string expression;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    if (i > 0) expression += '|';
+    for (const char c : texts[i]) {
+      if (absl::ascii_ispunct(static_cast<unsigned char>(c))) expression += '\\';
+      expression += c;
+    }
+  }
+  return expression;
 }
 }  // namespace stretto::engine

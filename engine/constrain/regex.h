@@ -8,8 +8,11 @@
 // inline flags, Unicode properties. InvalidArgument says what and at which character.
 #pragma once
 
+#include <string>
+
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "engine/constrain/pattern.h"
 
 namespace stretto::engine {
@@ -28,4 +31,6 @@ enum class RegexText {
 
 absl::StatusOr<PatternPtr> ParseRegex(absl::string_view expression, RegexMatch match,
                                       RegexText text = RegexText::kPlain);
+// The expression that matches one of these texts and nothing else.
+std::string RegexOfTexts(absl::Span<const std::string> texts);
 }  // namespace stretto::engine

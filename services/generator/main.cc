@@ -8,6 +8,7 @@
 #include "CLI/Formatter.hpp"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/flag_checks.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "engine/constrain/constraint.h"
@@ -70,28 +71,33 @@ class GeneratorProgram final : public Service {
     app.add_option("--chat-format", model_.prompts.chat_format,
                    "with --model: auto, chatml, llama3 or none");
     app.add_option("--max-sequence-length", model_.max_sequence_length,
-                   "with --model: prompt and completion");
+                   "with --model: the context, prompt and completion together; default: the "
+                   "model's own, but at most 4096 even where the model allows more")
+        ->check(IntegerIn(1, 1 << 24));
     app.add_option("--kv-cache-mb", cluster_.kv_cache_mb,
-                   "with --model: memory for keys and values");
+                   "with --model: memory for keys and values, MiB")
+        ->check(IntegerIn(1, 1 << 24));
     app.add_option("--kv-cache-share", cluster_.kv_cache_share,
                    "with --model: the same as a share of the memory that this process may use")
-        ->check(CLI::Range(0.0, 0.99));
+        ->check(NumberIn({.low = 0, .high = 0.99, .without_low = true}));
     app.add_option("--http-port", http_port_,
                    "port of the OpenAI-compatible API and of /metrics; 0: a free one, -1: none "
                    "(default)")
-        ->check(CLI::Range(-1, 65535));
+        ->check(IntegerIn(-1, 65535));
     app.add_option("--served-model-name", served_model_name_,
                    "the model's name in the OpenAI-compatible API (default: the run's, or the "
                    "folder's)");
     app.add_option("--max-queued", max_queued_, "requests that may wait")
-        ->check(CLI::Range(1, 1 << 20));
-    app.add_option("--max-running", cluster_.max_running, "with --model: sequences at once");
+        ->check(IntegerIn(1, 1 << 20));
+    app.add_option("--max-running", cluster_.max_running, "with --model: sequences at once")
+        ->check(IntegerIn(1, 65536));
     app.add_option("--speculation", cluster_.speculation,
                    "with --model: how tokens are guessed ahead: off, ngram or model");
     app.add_option("--draft-model", cluster_.draft_model,
                    "with --speculation model: a smaller model with the same tokenizer");
     app.add_option("--draft-tokens", cluster_.draft_tokens,
-                   "with --speculation: most tokens guessed for a sequence and step");
+                   "with --speculation: most tokens guessed for a sequence and step")
+        ->check(IntegerIn(1, engine::kMaxDraft));
   }
 
   absl::Status Start(const ServiceContext& context) override {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/constrain/regex.h"
 #include "services/generator/openai/openai_fields.h"
 
 namespace stretto::services {
@@ -122,7 +122,7 @@ class ConstraintReader {
     if (form == ReadChoice) {
       std::vector<std::string> texts;
       if (!fields.StringOrList(key, &texts)) return;
-      return Set(fields, key, outer, {Kind::kRegex, AnyOf(texts)});
+      return Set(fields, key, outer, {Kind::kRegex, engine::RegexOfTexts(texts)});
     }
     if (!value->is_object() && !value->is_string()) {
       return fields.Fail(key, "expected a JSON Schema (an object, or its text)");
@@ -136,19 +136,6 @@ class ConstraintReader {
     std::string text = SchemaText(body_, path);
     if (text.empty()) return fields.Fail(key, "expected a JSON Schema of up to 4096 keys");
     Set(fields, key, outer, {Kind::kJsonSchema, std::move(text)});
-  }
-
-  // The expression that matches these texts.
-  static std::string AnyOf(const std::vector<std::string>& texts) {
-    std::string expression;
-    for (size_t i = 0; i < texts.size(); ++i) {
-      if (i > 0) expression += '|';
-      for (const char c : texts[i]) {
-        if (absl::ascii_ispunct(static_cast<unsigned char>(c))) expression += '\\';
-        expression += c;
-      }
-    }
-    return expression;
   }
 
   void ReadResponseFormat(Fields& fields) {

@@ -1,0 +1,62 @@
+#include "cli/generate_io.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/status.h"
+
+namespace stretto::cli {
+namespace {
+using Json = nlohmann::json;
+
+bool IsUtf8(const std::string& text) {
+  try {
+    (void)Json(text).dump();
+    return true;
+  } catch (const Json::type_error&) {
+    return false;
+  }
+}
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string content, Files::Real().ReadAll(path));
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < content.size();) {
+    const size_t end = std::min(content.find('\n', begin), content.size());
+    if (end > begin) lines.push_back(content.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  if (lines.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": holds no prompts"));
+  return lines;
+}
+
+absl::StatusOr<std::vector<int32_t>> EncodePrompt(const LocalModel& model, const std::string& line,
+                                                  bool raw) {
+  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (json.is_object() && !raw) return model.prompts().EncodeLine(line);
+  const std::string text = json.is_string() ? json.get<std::string>() : line;
+  if (raw) return model.prompts().EncodeRaw(text, /*parse_special=*/true);
+  if (!IsUtf8(text)) return absl::InvalidArgumentError("not valid UTF-8");
+  return model.prompts().EncodeLine(Json{{"prompt", text}}.dump());
+}
+
+std::string ToJson(const CompletionLine& line, const LocalCompletion& completion) {
+  Json json{{"prompt", line.prompt},
+            {"prompt_ids", line.prompt_ids},
+            {"completion_ids", completion.ids},
+            {"logprobs", completion.logprobs},
+            {"finish_reason", std::string(engine::Name(completion.reason))},
+            {"text", completion.text}};
+  if (line.num_samples > 1) json["sample"] = line.sample;
+  for (const auto& alternatives : completion.top_logprobs) {
+    Json list = Json::array();
+    for (const engine::TokenLogprob& a : alternatives) {
+      list.push_back({{"token", a.token}, {"logprob", a.logprob}});
+    }
+    json["top_logprobs"].push_back(std::move(list));
+  }
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+}  // namespace stretto::cli

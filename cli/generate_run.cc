@@ -1,0 +1,194 @@
+#include "cli/generate_run.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "cli/generate_io.h"
+#include "engine/constrain/regex.h"
+
+namespace stretto::cli {
+namespace {
+// The model that is meant, with what the flags say about it.
+absl::StatusOr<LocalModelOptions> ModelOptions(const GenerateOptions& options) {
+  LocalModelOptions model = options.model;
+  if (!options.run_dir.empty()) {
+    ASSIGN_OR_RETURN(LocalModelOptions run, OptionsOfRunDir(options.run_dir));
+    model.checkpoint = run.checkpoint;
+    model.host.path = run.host.path;
+    model.host.dtype = run.host.dtype;
+    model.host.prompts = run.host.prompts;
+    model.host.backend = run.host.backend;
+    if (model.host.max_sequence_length == 0) {
+      model.host.max_sequence_length = run.host.max_sequence_length;
+    }
+  }
+  if (!options.dtype.empty()) model.host.dtype = options.dtype;
+  if (!options.chat_format.empty()) model.host.prompts.chat_format = options.chat_format;
+  if (!options.system.empty()) model.host.prompts.system_prompt = options.system;
+  if (options.raw) model.host.prompts.chat_format = "none";
+  return model;
+}
+
+absl::StatusOr<std::shared_ptr<const engine::Constraint>> MakeConstraint(
+    const GenerateOptions& options, const LocalModel& model) {
+  using Kind = engine::ConstraintSpec::Kind;
+  const bool has_regex = !options.regex.empty(), has_schema = !options.json_schema_file.empty(),
+             has_choices = !options.choices.empty();
+  if (has_regex + has_schema + has_choices + options.json_object > 1) {
+    return absl::InvalidArgumentError(
+        "only one of --regex, --json-schema, --json-object and --choice may be given");
+  }
+  if (has_regex) return model.Compile({Kind::kRegex, options.regex});
+  if (has_choices) return model.Compile({Kind::kRegex, engine::RegexOfTexts(options.choices)});
+  if (options.json_object) return model.Compile({Kind::kJsonObject, ""});
+  if (!has_schema) return nullptr;
+  auto schema = Files::Real().ReadAll(options.json_schema_file);
+  if (!schema.ok()) return Annotate(schema.status(), "--json-schema");
+  auto constraint = model.Compile({Kind::kJsonSchema, *std::move(schema)});
+  if (!constraint.ok()) return Annotate(constraint.status(), options.json_schema_file);
+  return constraint;
+}
+
+absl::StatusOr<engine::SamplingParams> MakeSampling(const GenerateOptions& options,
+                                                    const LocalModel& model) {
+  engine::SamplingParams sampling = options.sampling;
+  for (const std::string& text : options.logit_bias) {
+    ASSIGN_OR_RETURN(const auto bias, ParseLogitBias(text));
+    sampling.logit_bias.push_back(bias);
+  }
+  ASSIGN_OR_RETURN(sampling.constraint, MakeConstraint(options, model));
+  return sampling;
+}
+
+// What the context does to what was asked for.
+void RemarkOnContext(const GenerateOptions& options, const LocalModel& model, int64_t longest,
+                     std::FILE* remarks) {
+  const int64_t context = model.context(), left = context - longest;
+  if (context > model.max_positions()) {
+    std::fprintf(remarks,
+                 "stretto: --max-sequence-length %lld is more than the %lld that the model was "
+                 "made for\n",
+                 static_cast<long long>(context), static_cast<long long>(model.max_positions()));
+  }
+  if (!options.max_tokens_given || left <= 0 || options.sampling.max_tokens <= left) return;
+  const std::string more =
+      context < model.max_positions()
+          ? absl::StrCat(" (the model allows ", model.max_positions(), ": --max-sequence-length)")
+          : "";
+  std::fprintf(remarks,
+               "stretto: --max-tokens %d: a context of %lld tokens%s leaves %lld behind the "
+               "longest prompt; completions end there\n",
+               options.sampling.max_tokens, static_cast<long long>(context), more.c_str(),
+               static_cast<long long>(left));
+}
+
+// Writes what has ended in its order, or the one completion piece by piece.
+class Printer {
+ public:
+  Printer(const GenerateOptions& options, const std::vector<std::string>& prompts,
+          const std::vector<std::vector<int32_t>>& ids, std::FILE* out)
+      : options_(options), prompts_(prompts), ids_(ids), out_(out) {
+    stream_ = prompts.size() == 1 && options.num_samples == 1 && !options.json;
+    done_.resize(prompts.size() * static_cast<size_t>(options.num_samples));
+  }
+  const absl::Status& status() const { return status_; }
+
+  void Text(const std::string& text) {
+    if (stream_) Put(text);
+  }
+  void Finished(size_t index, const LocalCompletion& completion) {
+    if (stream_) return End(completion);
+    done_[index] = completion;
+    for (; next_ < done_.size() && done_[next_].has_value(); ++next_) {
+      if (status_.ok()) PutCompletion(next_, *done_[next_]);
+      done_[next_]->text.clear();
+    }
+  }
+
+ private:
+  void End(const LocalCompletion& completion) {
+    if (!completion.status.ok()) return Fail(0, completion.status);
+    Put("\n");
+  }
+  void PutCompletion(size_t index, const LocalCompletion& completion) {
+    const auto num_samples = static_cast<size_t>(options_.num_samples);
+    const size_t prompt = index / num_samples;
+    if (!completion.status.ok()) return Fail(prompt, completion.status);
+    if (!options_.json) return Put(absl::StrCat(completion.text, "\n"));
+    const CompletionLine line{prompts_[prompt], ids_[prompt],
+                              static_cast<int32_t>(index % num_samples), options_.num_samples};
+    Put(absl::StrCat(ToJson(line, completion), "\n"));
+  }
+  void Fail(size_t prompt, const absl::Status& status) {
+    if (status_.ok()) status_ = Annotate(status, absl::StrCat("prompt ", prompt + 1));
+  }
+  // Each piece is to be seen at once, by a terminal or whoever reads a pipe.
+  void Put(const std::string& text) {
+    if (!status_.ok()) return;
+    if (std::fwrite(text.data(), 1, text.size(), out_) == text.size() && std::fflush(out_) == 0) {
+      return;
+    }
+    status_ = absl::UnavailableError(absl::StrCat("cannot write the output: ", strerror(errno)));
+  }
+
+  const GenerateOptions& options_;
+  const std::vector<std::string>& prompts_;
+  const std::vector<std::vector<int32_t>>& ids_;
+  std::FILE* out_;
+  bool stream_ = false;
+  std::vector<std::optional<LocalCompletion>> done_;
+  size_t next_ = 0;
+  absl::Status status_;
+};
+}  // namespace
+
+absl::StatusOr<std::pair<int32_t, float>> ParseLogitBias(const std::string& text) {
+  const size_t at = text.find_first_of("=:");
+  int32_t id = 0;
+  float bias = 0;
+  if (at != std::string::npos && absl::SimpleAtoi(text.substr(0, at), &id) &&
+      absl::SimpleAtof(text.substr(at + 1), &bias)) {
+    return std::pair(id, bias);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--logit-bias: ", text, ": expected ID=BIAS, a token id and a number"));
+}
+
+absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE* remarks) {
+  if (options.sampling.top_logprobs > 0 && !options.json) {
+    return absl::InvalidArgumentError("--logprobs is written as JSON: give --json as well");
+  }
+  std::vector<std::string> prompts{options.prompt};
+  if (!options.prompts_file.empty()) {
+    ASSIGN_OR_RETURN(prompts, ReadPrompts(options.prompts_file));
+  }
+  ASSIGN_OR_RETURN(const LocalModelOptions model_options, ModelOptions(options));
+  ASSIGN_OR_RETURN(const auto model, LocalModel::Open(model_options));
+  CompleteOptions complete{.seed = options.seed, .num_samples = options.num_samples};
+  ASSIGN_OR_RETURN(complete.sampling, MakeSampling(options, *model));
+  std::vector<std::vector<int32_t>> ids;
+  size_t longest = 0;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    auto encoded = EncodePrompt(*model, prompts[i], options.raw);
+    if (!encoded.ok()) return Annotate(encoded.status(), absl::StrCat("prompt ", i + 1));
+    longest = std::max(longest, encoded->size());
+    ids.push_back(*std::move(encoded));
+  }
+  RemarkOnContext(options, *model, static_cast<int64_t>(longest), remarks);
+  Printer printer(options, prompts, ids, out);
+  complete.on_text = [&](size_t, const std::string& text) { printer.Text(text); };
+  complete.on_finished = [&](size_t index, const LocalCompletion& completion) {
+    printer.Finished(index, completion);
+  };
+  complete.stop = [&] { return !printer.status().ok(); };
+  (void)model->Complete(ids, complete);
+  return printer.status();
+}
+}  // namespace stretto::cli

@@ -1,0 +1,200 @@
+// What `stretto generate` writes, and when; with the model of examples/.
+#include "cli/generate_run.h"
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/testing.h"
+
+namespace stretto::cli {
+namespace {
+GenerateOptions Options() {
+  GenerateOptions options;
+  options.model.host.path = STRETTO_SOURCE_DIR "/examples/tiny-model";
+  options.model.host.threads = 1;
+  options.model.kv_cache_mb = 16;
+  options.raw = true;
+  options.prompt = "What is 7 + 8?";
+  options.sampling.max_tokens = 8;
+  options.sampling.ignore_eos = true;
+  return options;
+}
+
+struct Written {
+  absl::Status status;
+  std::string text, remarks;
+};
+Written Run(const GenerateOptions& options) {
+  char *out = nullptr, *remarks = nullptr;
+  size_t out_size = 0, remarks_size = 0;
+  std::FILE* out_file = open_memstream(&out, &out_size);
+  std::FILE* remarks_file = open_memstream(&remarks, &remarks_size);
+  Written written;
+  written.status = Generate(options, out_file, remarks_file);
+  std::fclose(out_file);
+  std::fclose(remarks_file);
+  written.text.assign(out, out_size);
+  written.remarks.assign(remarks, remarks_size);
+  std::free(out);
+  std::free(remarks);
+  return written;
+}
+std::string TextOf(const GenerateOptions& options) {
+  const Written written = Run(options);
+  REQUIRE_OK(written.status);
+  return written.text;
+}
+std::vector<std::string> LinesOf(const std::string& text) {
+  return absl::StrSplit(text, '\n', absl::SkipEmpty());
+}
+}  // namespace
+
+TEST_CASE("samples of a prompt are those that a seed gives, alone or together") {
+  GenerateOptions options = Options();
+  const std::string one = TextOf(options);
+  options.json = true;
+  options.num_samples = 3;
+  const auto lines = LinesOf(TextOf(options));
+  REQUIRE(lines.size() == 3);
+  for (size_t s = 0; s < 3; ++s) CHECK(absl::StrContains(lines[s], absl::StrCat("\"sample\":", s)));
+  options.num_samples = 1;
+  const std::string first = TextOf(options);
+  // The first sample has the bits that it has alone.
+  const auto ids = [](const std::string& line) {
+    return line.substr(0, line.find("\"finish_reason\""));
+  };
+  CHECK(ids(lines[0]) == ids(first));
+  CHECK(ids(lines[0]) != ids(lines[1]));
+  options.json = false;
+  CHECK(TextOf(options) == one);
+  options.seed = 2;
+  CHECK(TextOf(options) != one);
+}
+
+TEST_CASE("what a completion must match") {
+  GenerateOptions options = Options();
+  options.sampling.max_tokens = 100;
+  options.num_samples = 4;
+  options.choices = {"may(be)", "no|", "\\"};
+  for (const std::string& line : LinesOf(TextOf(options))) {
+    CHECK((line == "may(be)" || line == "no|" || line == "\\"));
+  }
+  options.choices.clear();
+  options.regex = "[ab]{3}x";
+  for (const std::string& line : LinesOf(TextOf(options))) {
+    CHECK((line.size() == 4 && line[3] == 'x'));
+  }
+  options.choices = {"a"};
+  CHECK(absl::StrContains(Run(options).status.message(), "--choice"));
+  options.choices.clear();
+  options.regex = "(a";
+  CHECK(absl::StrContains(Run(options).status.message(), "character"));
+  options.regex.clear();
+  const testing::TempDir dir;
+  options.json_schema_file = dir.path() + "/schema.json";
+  std::ofstream(options.json_schema_file) << R"({"type": "integer", "minimum": 7, "maximum": 9})";
+  for (const std::string& line : LinesOf(TextOf(options))) {
+    CHECK((line == "7" || line == "8" || line == "9"));
+  }
+  std::ofstream(options.json_schema_file, std::ios::trunc) << R"({"type": "what"})";
+  CHECK(absl::StrContains(Run(options).status.message(), "schema.json"));
+  options.json_schema_file += "x";
+  CHECK(absl::StrContains(Run(options).status.message(), "--json-schema"));
+}
+
+TEST_CASE("a stop string ends the text right before it, streamed or not") {
+  GenerateOptions options = Options();
+  options.sampling.stop_strings = {"bc"};
+  options.regex = "abca{1,9}";
+  CHECK(TextOf(options) == "a\n");
+  options.json = true;
+  CHECK(absl::StrContains(TextOf(options), "\"text\":\"a\""));
+}
+
+TEST_CASE("biases, penalties and ends") {
+  GenerateOptions options = Options();
+  options.logit_bias = {"66=100"};  // 'A'
+  CHECK(TextOf(options) == "AAAAAAAA\n");
+  options.sampling.frequency_penalty = 60;
+  CHECK(TextOf(options).substr(0, 2) == "AA");
+  CHECK(TextOf(options).substr(0, 3) != "AAA");
+  options.sampling.frequency_penalty = 0;
+  options.sampling.stop_ids = {66};
+  options.sampling.min_tokens = 3;
+  CHECK(LinesOf(TextOf(options))[0].find('A') != 0);
+  for (const char* bad : {"66", "=1", "x=1", "66=", "66=y"}) {
+    options.logit_bias = {bad};
+    CHECK(absl::StrContains(Run(options).status.message(), bad));
+  }
+  options.logit_bias = {"257=1"};
+  CHECK(absl::StrContains(Run(options).status.message(), "logit_bias"));
+}
+
+TEST_CASE("log-probs of alternatives are part of the JSON") {
+  GenerateOptions options = Options();
+  options.sampling.top_logprobs = 2;
+  CHECK(absl::StrContains(Run(options).status.message(), "--json"));
+  options.json = true;
+  CHECK(absl::StrContains(TextOf(options), "\"top_logprobs\":[[{"));
+}
+
+TEST_CASE("a completion that the context cuts off is told beforehand") {
+  GenerateOptions options = Options();
+  options.sampling.max_tokens = 100'000;
+  options.max_tokens_given = true;
+  options.json = true;
+  Written written = Run(options);
+  REQUIRE_OK(written.status);
+  CHECK(absl::StrContains(written.remarks,
+                          "--max-tokens 100000: a context of 256 tokens leaves 242"));
+  CHECK(absl::StrContains(written.text, "\"finish_reason\":\"length\""));
+  options.model.host.max_sequence_length = 20;
+  written = Run(options);
+  REQUIRE_OK(written.status);
+  CHECK(absl::StrContains(written.remarks, "(the model allows 256: --max-sequence-length)"));
+  options.model.host.max_sequence_length = 300;
+  CHECK(absl::StrContains(Run(options).remarks, "more than the 256"));
+  options.model.host.max_sequence_length = 0;
+  options.sampling.max_tokens = 242;
+  CHECK(Run(options).remarks.empty());
+}
+
+// Each write of the one completion is a piece of text that is to be seen at once.
+TEST_CASE("one completion is written token by token, several each when it is whole") {
+  struct Pieces {
+    std::vector<std::string> list;
+    static ssize_t Write(void* cookie, const char* data, size_t size) {
+      static_cast<Pieces*>(cookie)->list.emplace_back(data, size);
+      return static_cast<ssize_t>(size);
+    }
+  };
+  const auto pieces_of = [](const GenerateOptions& options) {
+    Pieces pieces;
+    std::FILE* out = fopencookie(&pieces, "w", {nullptr, Pieces::Write, nullptr, nullptr});
+    std::setvbuf(out, nullptr, _IOFBF, 1 << 16);  // as a pipe is
+    REQUIRE_OK(Generate(options, out, stderr));
+    std::fclose(out);
+    return pieces.list;
+  };
+  GenerateOptions options = Options();
+  options.logit_bias = {"66=100"};
+  const std::vector<std::string> streamed = pieces_of(options);
+  REQUIRE(streamed.size() == 9);
+  CHECK(streamed[0] == "A");
+  options.num_samples = 2;
+  CHECK(pieces_of(options).size() == 2);
+}
+
+TEST_CASE("output that can't be written ends the work with an error") {
+  GenerateOptions options = Options();
+  options.sampling.max_tokens = 200;
+  std::FILE* full = std::fopen("/dev/full", "w");
+  REQUIRE(full != nullptr);
+  CHECK(absl::IsUnavailable(Generate(options, full, stderr)));
+  std::fclose(full);
+}
+}  // namespace stretto::cli
