@@ -46,6 +46,8 @@ class Nfa {
         return BuildRepeat(p, from);
       case Pattern::Kind::kList:
         return BuildList(p, from);
+      case Pattern::Kind::kAutomaton:
+        return BuildAutomaton(p, from);
     }
     return from;
   }
@@ -127,6 +129,41 @@ class Nfa {
     return end;
   }
 
+  // A copy of each state. Within a JSON string, bytes that can't stand there are written out.
+  int32_t BuildAutomaton(const Pattern& p, int32_t from) {
+    const Automaton& automaton = *p.automaton;
+    const int32_t end = Add(), base = static_cast<int32_t>(states_.size());
+    for (int32_t s = 0; s < automaton.num_states() && !full(); ++s) Add();
+    if (full()) return end;
+    Join(from, base);
+    for (int32_t s = 0; s < automaton.num_states() && !full(); ++s) {
+      if (automaton.Accepts(s)) Join(base + s, end);
+      for (int32_t first = 0, last = 0; first < 256; first = last + 1) {
+        const int32_t to = automaton.Next(s, static_cast<uint8_t>(first));
+        for (last = first; last < 255; ++last) {
+          const auto next = static_cast<uint8_t>(last + 1);
+          if (automaton.Next(s, next) != to || (p.json && NeedsEscape(next)) ||
+              (p.json && NeedsEscape(static_cast<uint8_t>(last)))) {
+            break;
+          }
+        }
+        if (to == Automaton::kDead) continue;
+        const auto byte = static_cast<uint8_t>(first);
+        if (p.json && NeedsEscape(byte)) {
+          int32_t at = base + s;
+          const std::string escape = JsonEscape(static_cast<char32_t>(byte));
+          for (const char c : escape)
+            at = AddByte(at, static_cast<uint8_t>(c), static_cast<uint8_t>(c));
+          Join(at, base + to);
+        } else {
+          states_[base + s].bytes.push_back({byte, static_cast<uint8_t>(last), base + to});
+        }
+      }
+    }
+    return end;
+  }
+  static bool NeedsEscape(uint8_t byte) { return byte < 0x80 && !JsonEscape(byte).empty(); }
+
   const int32_t max_states_;
   std::vector<NfaState> states_;
 };
@@ -151,7 +188,7 @@ class AutomatonBuilder {
     Close(set);
     IdOf(std::move(set));
     for (size_t s = 0; s < sets_.size(); ++s) RETURN_IF_ERROR(Expand(s));
-    return Trim();
+    return Finish();
   }
 
  private:
@@ -239,51 +276,12 @@ class AutomatonBuilder {
         "it is too complex: more than ", limits_.max_states, " states, or too long to build"));
   }
 
-  // Cuts off the states from which no match can be reached, and renumbers the rest.
-  absl::StatusOr<Automaton> Trim() {
-    const size_t num_states = sets_.size(), num_classes = automaton_.num_classes_;
-    std::vector<std::vector<int32_t>> sources(num_states);
-    for (size_t i = 0; i < automaton_.next_SC_.size(); ++i) {
-      const int32_t to = automaton_.next_SC_[i];
-      if (to >= 0) sources[to].push_back(static_cast<int32_t>(i / num_classes));
+  absl::StatusOr<Automaton> Finish() {
+    for (const std::vector<int32_t>* set : sets_) {
+      automaton_.accepts_.push_back(std::binary_search(set->begin(), set->end(), accept_));
     }
-    std::vector<bool> alive(num_states);
-    std::vector<int32_t> stack;
-    for (size_t s = 0; s < num_states; ++s) {
-      if (std::binary_search(sets_[s]->begin(), sets_[s]->end(), accept_)) {
-        alive[s] = true;
-        stack.push_back(static_cast<int32_t>(s));
-      }
-    }
-    const std::vector<int32_t> accepting = stack;
-    while (!stack.empty()) {
-      const int32_t s = stack.back();
-      stack.pop_back();
-      for (const int32_t from : sources[s]) {
-        if (alive[from]) continue;
-        alive[from] = true;
-        stack.push_back(from);
-      }
-    }
-    if (!alive[0]) return absl::InvalidArgumentError("no possible text matches it");
-    std::vector<int32_t> new_id(num_states, Automaton::kDead);
-    int32_t next_id = 0;
-    for (size_t s = 0; s < num_states; ++s) new_id[s] = alive[s] ? next_id++ : Automaton::kDead;
-    std::vector<int32_t> next_SC;
-    for (size_t i = 0; i < automaton_.next_SC_.size(); ++i) {
-      if (!alive[i / num_classes]) continue;
-      const int32_t to = automaton_.next_SC_[i];
-      next_SC.push_back(to < 0 ? Automaton::kDead : new_id[to]);
-    }
-    automaton_.next_SC_ = std::move(next_SC);
-    automaton_.accepts_.assign(static_cast<size_t>(next_id), false);
-    for (const int32_t s : accepting) automaton_.accepts_[static_cast<size_t>(new_id[s])] = true;
-    automaton_.is_end_.resize(static_cast<size_t>(next_id));
-    for (size_t s = 0; s < automaton_.is_end_.size(); ++s) {
-      const auto row = automaton_.next_SC_.begin() + static_cast<int64_t>(s * num_classes);
-      automaton_.is_end_[s] = std::all_of(row, row + static_cast<int64_t>(num_classes),
-                                          [](int32_t to) { return to == Automaton::kDead; });
-    }
+    automaton_.num_steps_ = num_steps_;
+    if (!automaton_.Trim()) return absl::InvalidArgumentError("no possible text matches it");
     return std::move(automaton_);
   }
 
@@ -302,5 +300,165 @@ class AutomatonBuilder {
 absl::StatusOr<Automaton> Automaton::Compile(const Pattern& pattern, const AutomatonLimits& limits,
                                              const Bytes& allowed) {
   return AutomatonBuilder(limits, allowed).Build(pattern);
+}
+
+bool Automaton::Trim() {
+  const size_t num_states = accepts_.size();
+  std::vector<std::vector<int32_t>> sources(num_states);
+  for (size_t i = 0; i < next_SC_.size(); ++i) {
+    if (next_SC_[i] >= 0) sources[next_SC_[i]].push_back(static_cast<int32_t>(i / num_classes_));
+  }
+  std::vector<bool> alive = accepts_;
+  std::vector<int32_t> stack;
+  for (size_t s = 0; s < num_states; ++s) {
+    if (alive[s]) stack.push_back(static_cast<int32_t>(s));
+  }
+  while (!stack.empty()) {
+    const int32_t s = stack.back();
+    stack.pop_back();
+    for (const int32_t from : sources[s]) {
+      if (alive[from]) continue;
+      alive[from] = true;
+      stack.push_back(from);
+    }
+  }
+  if (num_states == 0 || !alive[0]) return false;
+  std::vector<int32_t> new_id(num_states, kDead), next_SC;
+  std::vector<bool> accepts;
+  for (size_t s = 0; s < num_states; ++s) {
+    if (!alive[s]) continue;
+    new_id[s] = static_cast<int32_t>(accepts.size());
+    accepts.push_back(accepts_[s]);
+  }
+  for (size_t i = 0; i < next_SC_.size(); ++i) {
+    if (!alive[i / num_classes_]) continue;
+    next_SC.push_back(next_SC_[i] < 0 ? kDead : new_id[next_SC_[i]]);
+  }
+  next_SC_ = std::move(next_SC);
+  accepts_ = std::move(accepts);
+  is_end_.resize(accepts_.size());
+  for (size_t s = 0; s < is_end_.size(); ++s) {
+    const auto row = next_SC_.begin() + static_cast<int64_t>(s * num_classes_);
+    is_end_[s] = std::all_of(row, row + static_cast<int64_t>(num_classes_),
+                             [](int32_t to) { return to == kDead; });
+  }
+  return true;
+}
+
+bool Automaton::Matches(absl::string_view text) const {
+  int32_t state = start();
+  for (const char byte : text) {
+    state = Next(state, static_cast<uint8_t>(byte));
+    if (state == kDead) return false;
+  }
+  return Accepts(state);
+}
+
+// The longest path, by a walk in depth that finds a circle when it meets a state it is inside of.
+int64_t Automaton::MaxBytes() const {
+  enum : int64_t { kUnknown = -1, kInside = -2 };
+  std::vector<int64_t> longest(accepts_.size(), kUnknown);
+  std::vector<std::pair<int32_t, size_t>> path{{start(), 0}};  // state, next class to look at
+  longest[0] = kInside;
+  std::vector<int64_t> best{0};  // by depth
+  while (!path.empty()) {
+    auto& [state, next_class] = path.back();
+    if (next_class == num_classes_) {
+      const int64_t bytes = best.back();
+      longest[state] = bytes;
+      path.pop_back();
+      best.pop_back();
+      if (!best.empty()) best.back() = std::max(best.back(), bytes + 1);
+      continue;
+    }
+    const int32_t to = next_SC_[static_cast<size_t>(state) * num_classes_ + next_class++];
+    if (to == kDead) continue;
+    if (longest[to] == kInside) return -1;
+    if (longest[to] >= 0) {
+      best.back() = std::max(best.back(), longest[to] + 1);
+      continue;
+    }
+    longest[to] = kInside;
+    path.emplace_back(to, 0);
+    best.push_back(0);
+  }
+  return longest[0];
+}
+
+// The product construction. States are pairs; that of `b` may be dead when `b` must not match.
+absl::StatusOr<Automaton> Automaton::Combine(const Automaton& a, const Automaton& b, bool b_matches,
+                                             const AutomatonLimits& limits) {
+  Automaton result;
+  std::map<std::pair<int, int>, int> class_ids;
+  std::vector<uint8_t> first_byte;
+  for (size_t byte = 0; byte < 256; ++byte) {
+    const std::pair<int, int> key(a.class_of_byte_[byte], b.class_of_byte_[byte]);
+    const auto [it, is_new] = class_ids.emplace(key, static_cast<int>(class_ids.size()));
+    if (is_new) first_byte.push_back(static_cast<uint8_t>(byte));
+    result.class_of_byte_[byte] = static_cast<uint8_t>(it->second);
+  }
+  result.num_classes_ = first_byte.size();
+  std::map<std::pair<int32_t, int32_t>, int32_t> ids{{{a.start(), b.start()}, 0}};
+  std::vector<std::pair<int32_t, int32_t>> states{{a.start(), b.start()}};
+  for (size_t s = 0; s < states.size(); ++s) {
+    const auto [in_a, in_b] = states[s];
+    const bool b_accepts = in_b != kDead && b.Accepts(in_b);
+    result.accepts_.push_back(a.Accepts(in_a) && b_accepts == b_matches);
+    for (const uint8_t byte : first_byte) {
+      const int32_t to_a = a.Next(in_a, byte), to_b = in_b == kDead ? kDead : b.Next(in_b, byte);
+      ++result.num_steps_;
+      if (to_a == kDead || (to_b == kDead && b_matches)) {
+        result.next_SC_.push_back(kDead);
+        continue;
+      }
+      const auto next_id = static_cast<int32_t>(states.size());
+      const auto [it, is_new] = ids.emplace(std::pair(to_a, to_b), next_id);
+      if (is_new) states.push_back(it->first);
+      result.next_SC_.push_back(it->second);
+    }
+    if (static_cast<int64_t>(states.size()) > limits.max_states ||
+        result.num_steps_ > limits.max_steps) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "it is too complex: more than ", limits.max_states, " states, or too long to build"));
+    }
+  }
+  if (!result.Trim()) return absl::NotFoundError("no text is left");
+  return result;
+}
+
+absl::StatusOr<Automaton> Automaton::Intersect(const Automaton& a, const Automaton& b,
+                                               const AutomatonLimits& limits) {
+  return Combine(a, b, /*b_matches=*/true, limits);
+}
+absl::StatusOr<Automaton> Automaton::Subtract(const Automaton& a, const Automaton& b,
+                                              const AutomatonLimits& limits) {
+  return Combine(a, b, /*b_matches=*/false, limits);
+}
+
+// States: the beginning, behind a minus, behind a zero that nothing follows, and one a remainder.
+Automaton Automaton::MultiplesOf(int32_t divisor) {
+  constexpr int32_t kBegin = 0, kMinus = 1, kZero = 2, kFirst = 3;
+  Automaton result;
+  result.num_classes_ = 12;  // ten digits, minus, anything else
+  for (size_t byte = 0; byte < 256; ++byte) {
+    result.class_of_byte_[byte] = byte >= '0' && byte <= '9' ? static_cast<uint8_t>(byte - '0')
+                                  : byte == '-'              ? 10
+                                                             : 11;
+  }
+  for (int32_t state = 0; state < kFirst + divisor; ++state) {
+    for (int32_t c = 0; c < 12; ++c) {
+      int32_t to = kDead;
+      if (c == 10 && state == kBegin) to = kMinus;
+      if (c < 10 && state < kZero) to = c == 0 ? kZero : kFirst + c % divisor;
+      if (c == 0 && state == kMinus) to = kDead;
+      if (c < 10 && state >= kFirst) {
+        to = kFirst + static_cast<int32_t>((int64_t{10} * (state - kFirst) + c) % divisor);
+      }
+      result.next_SC_.push_back(to);
+    }
+    result.accepts_.push_back(state == kZero || state == kFirst);
+  }
+  result.Trim();
+  return result;
 }
 }  // namespace stretto::engine

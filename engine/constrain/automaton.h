@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "engine/constrain/pattern.h"
 
 namespace stretto::engine {
@@ -31,6 +32,14 @@ class Automaton {
   static absl::StatusOr<Automaton> Compile(const Pattern& pattern,
                                            const AutomatonLimits& limits = {},
                                            const Bytes& allowed = Bytes().set());
+  // Of the texts that match both, or `a` but not `b`. NotFound: there are none; InvalidArgument:
+  // too large.
+  static absl::StatusOr<Automaton> Intersect(const Automaton& a, const Automaton& b,
+                                             const AutomatonLimits& limits = {});
+  static absl::StatusOr<Automaton> Subtract(const Automaton& a, const Automaton& b,
+                                            const AutomatonLimits& limits = {});
+  // Of the decimal integers without leading zeros, negative ones too, that `divisor` divides.
+  static Automaton MultiplesOf(int32_t divisor);
 
   int32_t start() const { return 0; }
   int32_t num_states() const { return static_cast<int32_t>(accepts_.size()); }
@@ -41,10 +50,22 @@ class Automaton {
   bool Accepts(int32_t state) const { return accepts_[static_cast<size_t>(state)]; }
   // Whether nothing can follow it.
   bool IsEnd(int32_t state) const { return is_end_[static_cast<size_t>(state)]; }
+  bool Matches(absl::string_view text) const;
+  // The longest match's bytes; -1: there is no longest.
+  int64_t MaxBytes() const;
+  // What has been followed while it was built, of AutomatonLimits::max_steps.
+  int64_t num_steps() const { return num_steps_; }
 
  private:
   friend class AutomatonBuilder;
   Automaton() = default;
+  static absl::StatusOr<Automaton> Combine(const Automaton& a, const Automaton& b, bool b_matches,
+                                           const AutomatonLimits& limits);
+  // Cuts off the states from which no match can be reached, renumbers the rest and finds the ends.
+  // False: nothing matches.
+  bool Trim();
+
+  int64_t num_steps_ = 0;
   size_t num_classes_ = 0;
   std::array<uint8_t, 256> class_of_byte_{};  // bytes that no edge tells apart
   std::vector<int32_t> next_SC_;              // states × classes

@@ -289,7 +289,7 @@ TEST_CASE("schemas that are refused, and where") {
   CHECK(absl::StrContains(SchemaError("{"), "JSON"));
   CHECK(absl::StrContains(SchemaError("3"), "#: "));
   CHECK(absl::StrContains(SchemaError(R"({"type": "strin"})"), "#/type"));
-  CHECK(absl::StrContains(SchemaError(R"({"type": "number", "minimum": 1})"), "#/minimum"));
+  CHECK(absl::StrContains(SchemaError(R"({"type": "boolean", "minimum": 1})"), "#/minimum"));
   for (const char* bad : {"0.5", "\"1\"", "99999999999999999999", "-10000000000000000", "1e3",
                           "18446744073709551615", "18446744073709551611"}) {
     CHECK(absl::StrContains(
@@ -301,10 +301,13 @@ TEST_CASE("schemas that are refused, and where") {
   CHECK(absl::StrContains(SchemaError(R"({"type": "object", "required": ["x"]})"), "#/required"));
   CHECK(absl::StrContains(SchemaError(R"({"type": "string", "pattern": "(a"})"), "#/pattern"));
   CHECK(absl::StrContains(SchemaError(R"({"$ref": "#/$defs/x"})"), "#/$ref"));
-  CHECK(absl::StrContains(
-      SchemaError(
-          R"({"$ref": "#/$defs/x", "$defs": {"x": {"type": "array", "items": {"$ref": "#/$defs/x"}}}})"),
-      "nested too deeply"));
+  CHECK(absl::StrContains(SchemaError([] {
+                            std::string nested = "{}";
+                            for (int i = 0; i < 66; ++i)
+                              nested = R"({"type": "array", "items": )" + nested + "}";
+                            return nested;
+                          }()),
+                          "nested too deeply"));
   CHECK(!SchemaError(R"({"properties": {"a": {}}})").empty());
   CHECK(!SchemaError(R"({"enum": []})").empty());
   CHECK(!SchemaError(R"({"type": "integer", "enum": ["a"]})").empty());
@@ -312,7 +315,7 @@ TEST_CASE("schemas that are refused, and where") {
   CHECK(absl::StrContains(SchemaError(R"({"enum": )" + std::string(20000, '[')), "levels deep"));
   CHECK(absl::StrContains(SchemaError(std::string(10 << 20, ' ')), "bytes"));
   CHECK(!SchemaError(R"({"type": "string", "minLength": 3, "maxLength": 2})").empty());
-  CHECK(!SchemaError(R"({"type": "string", "format": "email"})").empty());
+  CHECK(!SchemaError(R"({"type": "string", "format": "uri"})").empty());
   CHECK(
       !SchemaError(
            R"({"type": "array", "items": {"type": "string", "minLength": 9999}, "minItems": 9999})")

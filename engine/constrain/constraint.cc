@@ -12,16 +12,23 @@ namespace stretto::engine {
 namespace {
 constexpr size_t kMaxMaskBytes = size_t{8} << 20;  // of one constraint's cache
 
-absl::StatusOr<PatternPtr> ParseSpec(const ConstraintSpec& spec) {
+absl::StatusOr<Automaton> CompileSpec(const ConstraintSpec& spec, int max_nesting,
+                                      const AutomatonLimits& limits,
+                                      const Automaton::Bytes& allowed, bool* is_recursive) {
+  absl::StatusOr<PatternPtr> pattern = absl::InvalidArgumentError("unknown kind of constraint");
   switch (spec.kind) {
     case ConstraintSpec::Kind::kRegex:
-      return ParseRegex(spec.text, RegexMatch::kWhole);
+      pattern = ParseRegex(spec.text, RegexMatch::kWhole);
+      break;
     case ConstraintSpec::Kind::kJsonSchema:
-      return ParseJsonSchema(spec.text);
+      pattern = ParseJsonSchema(spec.text, max_nesting, is_recursive);
+      break;
     case ConstraintSpec::Kind::kJsonObject:
-      return AnyJsonObject();
+      pattern = AnyJsonObject();
+      break;
   }
-  return absl::InvalidArgumentError("unknown kind of constraint");
+  if (!pattern.ok()) return pattern.status();
+  return Automaton::Compile(**pattern, limits, allowed);
 }
 }  // namespace
 
@@ -31,9 +38,11 @@ absl::StatusOr<std::shared_ptr<const Constraint>> Constraint::Compile(
   const char* name = spec.kind == ConstraintSpec::Kind::kRegex        ? "regex"
                      : spec.kind == ConstraintSpec::Kind::kJsonSchema ? "json_schema"
                                                                       : "json_object";
-  auto pattern = ParseSpec(spec);
-  if (!pattern.ok()) return Annotate(pattern.status(), name);
-  auto automaton = Automaton::Compile(**pattern, limits, trie->single_bytes());
+  bool is_recursive = false;
+  auto automaton = CompileSpec(spec, kMaxRefNesting, limits, trie->single_bytes(), &is_recursive);
+  if (!automaton.ok() && is_recursive) {
+    automaton = CompileSpec(spec, kLeastRefNesting, limits, trie->single_bytes(), &is_recursive);
+  }
   if (!automaton.ok()) return Annotate(automaton.status(), name);
   if (automaton->IsEnd(automaton->start())) {
     return absl::InvalidArgumentError(

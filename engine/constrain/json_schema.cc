@@ -1,21 +1,24 @@
 #include "engine/constrain/json_schema.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "engine/constrain/json_numbers.h"
+#include "engine/constrain/json_strings.h"
 #include "engine/constrain/regex.h"
+#include "engine/constrain/schema_exclusion.h"
 #include "nlohmann/json.hpp"
 
 namespace stretto::engine {
 namespace {
 using Json = nlohmann::ordered_json;
-constexpr int32_t kMaxCount = 10'000;  // of items and characters
-constexpr int kMaxIntegerDigits = 16;
-constexpr int64_t kMaxInteger = 9'999'999'999'999'999;
+constexpr int32_t kMaxCount = kMaxSchemaCount;
+constexpr int32_t kMaxDivisor = 500;
 constexpr int kMaxJsonDepth = 200;  // of the schema's own text
 
 const std::set<std::string>& Annotations() {
@@ -34,57 +37,9 @@ PatternPtr Known(absl::string_view regex) {
 
 PatternPtr Comma() { return Known(", ?"); }
 PatternPtr Colon() { return Known(": ?"); }
+PatternPtr Nothing() { return Alternate({}); }
 PatternPtr Null() { return Literal("null"); }
 PatternPtr Boolean() { return Alternate({Literal("true"), Literal("false")}); }
-PatternPtr Integer() { return Known("-?(?:0|[1-9][0-9]{0,15})"); }
-PatternPtr Number() {
-  return Known("-?(?:0|[1-9][0-9]{0,15})(?:\\.[0-9]{1,16})?(?:[eE][+-]?[0-9]{1,2})?");
-}
-// One digit of [first, last], or `count` of them.
-PatternPtr DigitOf(char first, char last, size_t count = 1) {
-  CharSet set;
-  set.Add(static_cast<char32_t>(first), static_cast<char32_t>(last));
-  return Repeat(Chars(std::move(set)), static_cast<int32_t>(count), static_cast<int32_t>(count));
-}
-// Numbers from `low` to `high`, two decimals of one length.
-PatternPtr DigitsBetween(absl::string_view low, absl::string_view high) {
-  if (low == std::string(low.size(), '0') && high == std::string(high.size(), '9')) {
-    return DigitOf('0', '9', low.size());
-  }
-  const size_t rest = low.size() - 1;
-  const auto from = [](char digit, PatternPtr more) {
-    return Concat({DigitOf(digit, digit), std::move(more)});
-  };
-  if (low[0] == high[0]) return from(low[0], DigitsBetween(low.substr(1), high.substr(1)));
-  std::vector<PatternPtr> parts{
-      from(low[0], DigitsBetween(low.substr(1), std::string(rest, '9'))),
-      from(high[0], DigitsBetween(std::string(rest, '0'), high.substr(1)))};
-  if (low[0] + 1 < high[0]) {
-    parts.push_back(Concat({DigitOf(static_cast<char>(low[0] + 1), static_cast<char>(high[0] - 1)),
-                            DigitOf('0', '9', rest)}));
-  }
-  return Alternate(std::move(parts));
-}
-// 0 <= low <= high.
-PatternPtr NaturalsBetween(int64_t low, int64_t high) {
-  std::vector<PatternPtr> parts;
-  for (std::string text = absl::StrCat(low); text.size() <= absl::StrCat(high).size();
-       text = "1" + std::string(text.size(), '0')) {
-    const std::string longest(text.size(), '9');
-    const bool is_last = text.size() == absl::StrCat(high).size();
-    parts.push_back(DigitsBetween(text, is_last ? absl::StrCat(high) : longest));
-  }
-  return Alternate(std::move(parts));
-}
-// low <= high.
-PatternPtr IntegersBetween(int64_t low, int64_t high) {
-  std::vector<PatternPtr> parts;
-  if (high >= 0) parts.push_back(NaturalsBetween(std::max<int64_t>(low, 0), high));
-  if (low < 0) {
-    parts.push_back(Concat({Literal("-"), NaturalsBetween(std::max<int64_t>(-high, 1), -low)}));
-  }
-  return Alternate(std::move(parts));
-}
 PatternPtr Quoted(PatternPtr inside) {
   return Concat({Literal("\""), std::move(inside), Literal("\"")});
 }
@@ -105,7 +60,7 @@ PatternPtr MapOf(PatternPtr value) {
 }
 // A value with up to `depth` objects and lists within one another.
 PatternPtr AnyValue(int depth) {
-  std::vector<PatternPtr> kinds{String(0, -1), Number(), Boolean(), Null()};
+  std::vector<PatternPtr> kinds{String(0, -1), AnyNumber(), Boolean(), Null()};
   if (depth > 0) {
     const PatternPtr inner = AnyValue(depth - 1);
     kinds.push_back(ArrayOf(inner, 0, -1));
@@ -116,12 +71,20 @@ PatternPtr AnyValue(int depth) {
 
 class SchemaParser {
  public:
-  explicit SchemaParser(const Json& root) : root_(root) {}
+  SchemaParser(const Json& root, int max_nesting)
+      : root_(root), max_nesting_(max_nesting), exclusion_(root, &strings_) {}
+  bool is_recursive() const { return is_recursive_; }
 
+  absl::StatusOr<PatternPtr> ParseRoot() {
+    ++nesting_["#"];
+    return Parse(root_, "#", /*depth=*/0);
+  }
+
+ private:
   // `where` is a JSON pointer, for messages.
   absl::StatusOr<PatternPtr> Parse(const Json& schema, const std::string& where, int depth) {
     if (depth > kMaxSchemaDepth) {
-      return Error(where, "is nested too deeply (recursive $refs aren't supported)");
+      return Error(where, "is nested too deeply");
     }
     if (++num_schemas_ > kMaxSchemas) return Error(where, "the schema is too large");
     if (schema == true) return AnyValue(kAnyValueDepth);
@@ -129,12 +92,13 @@ class SchemaParser {
     if (schema.contains("$ref")) return ParseRef(schema, where, depth);
     if (schema.contains("const") || schema.contains("enum")) return ParseEnum(schema, where);
     if (schema.contains("anyOf")) return ParseAnyOf(schema, where, depth);
+    if (schema.contains("oneOf")) return ParseOneOf(schema, where, depth);
     if (schema.contains("allOf")) return ParseAllOf(schema, where, depth);
     return ParseTypes(schema, where, depth);
   }
 
- private:
   static constexpr int kMaxSchemas = 5000;
+  static constexpr size_t kMaxOneOf = 64;
 
   static absl::Status Error(const std::string& where, absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat(where, ": ", what));
@@ -162,21 +126,24 @@ class SchemaParser {
     return Error(Join(where, key), absl::StrCat("expected an integer from 0 to ", kMaxCount));
   }
 
+  // A schema within itself is written out up to `max_nesting_` times; a value that would have to be
+  // nested deeper can't be written.
   absl::StatusOr<PatternPtr> ParseRef(const Json& schema, const std::string& where, int depth) {
     RETURN_IF_ERROR(CheckKeywords(schema, where, {"$ref"}));
     const Json& ref = schema["$ref"];
     const std::string path = ref.is_string() ? ref.get<std::string>() : "";
-    for (const std::string prefix : {"#/$defs/", "#/definitions/"}) {
-      if (path.rfind(prefix, 0) != 0) continue;
-      const std::string section = prefix.substr(2, prefix.size() - 3);
-      const std::string name = path.substr(prefix.size());
-      const auto it = root_.find(section);
-      if (it != root_.end() && it->is_object() && it->contains(name)) {
-        return Parse((*it)[name], path, depth + 1);
-      }
+    const Json* target = FindRef(root_, path);
+    if (target == nullptr) {
+      return Error(Join(where, "$ref"),
+                   absl::StrCat("there is no ", Dump(ref), " (expected # or #/$defs/NAME)"));
     }
-    return Error(Join(where, "$ref"),
-                 absl::StrCat("there is no ", Dump(ref), " (expected #/$defs/NAME)"));
+    int& nesting = nesting_[path];
+    is_recursive_ |= nesting > 0;
+    if (nesting > max_nesting_) return Nothing();
+    ++nesting;
+    auto pattern = Parse(*target, path, depth + 1);
+    --nesting_[path];
+    return pattern;
   }
 
   absl::StatusOr<PatternPtr> ParseEnum(const Json& schema, const std::string& where) {
@@ -193,27 +160,72 @@ class SchemaParser {
     if (parts.empty()) return Error(where, "no value of the enum has the type");
     return Alternate(std::move(parts));
   }
-  // Whether the value has the schema's `type`, where there is one.
-  static bool HasType(const Json& value, const Json& schema) {
-    const auto type = schema.find("type");
-    if (type == schema.end()) return true;
-    const auto is = [&value](const Json& name) {
-      return name == value.type_name() || (name == "integer" && value.is_number_integer());
-    };
-    return type->is_array() ? std::any_of(type->begin(), type->end(), is) : is(*type);
-  }
-
-  absl::StatusOr<PatternPtr> ParseAnyOf(const Json& schema, const std::string& where, int depth) {
-    RETURN_IF_ERROR(CheckKeywords(schema, where, {"anyOf"}));
-    const Json& list = schema["anyOf"];
-    const std::string here = Join(where, "anyOf");
+  absl::StatusOr<std::vector<PatternPtr>> ParseAlternatives(const Json& schema,
+                                                            const std::string& key,
+                                                            const std::string& where, int depth) {
+    RETURN_IF_ERROR(CheckKeywords(schema, where, {key}));
+    const Json& list = schema[key];
+    const std::string here = Join(where, key);
     if (!list.is_array() || list.empty()) return Error(here, "expected a list of schemas");
     std::vector<PatternPtr> parts;
     for (size_t i = 0; i < list.size(); ++i) {
       ASSIGN_OR_RETURN(PatternPtr part, Parse(list[i], Join(here, absl::StrCat(i)), depth + 1));
       parts.push_back(std::move(part));
     }
+    return parts;
+  }
+
+  absl::StatusOr<PatternPtr> ParseAnyOf(const Json& schema, const std::string& where, int depth) {
+    ASSIGN_OR_RETURN(auto parts, ParseAlternatives(schema, "anyOf", where, depth));
     return Alternate(std::move(parts));
+  }
+
+  // Of alternatives that exclude each other the same as anyOf. From strings that don't, what others
+  // may match is taken away.
+  absl::StatusOr<PatternPtr> ParseOneOf(const Json& schema, const std::string& where, int depth) {
+    ASSIGN_OR_RETURN(auto parts, ParseAlternatives(schema, "oneOf", where, depth));
+    const Json& list = schema["oneOf"];
+    const std::string here = Join(where, "oneOf");
+    if (list.size() > kMaxOneOf) {
+      return Error(here, absl::StrCat("expected up to ", kMaxOneOf, " alternatives"));
+    }
+    std::vector<std::vector<size_t>> overlaps(list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      for (size_t j = i + 1; j < list.size(); ++j) {
+        if (exclusion_.AreExclusive(list[i], list[j])) continue;
+        if (!IsString(list[i]) || !IsString(list[j])) {
+          return Error(here, absl::StrCat("alternatives ", i, " and ", j,
+                                          " can't be told apart: let them differ in type, or in "
+                                          "the const of a property that both require"));
+        }
+        overlaps[i].push_back(j);
+        overlaps[j].push_back(i);
+      }
+    }
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (overlaps[i].empty()) continue;
+      ASSIGN_OR_RETURN(parts[i], StringsOfOne(list, i, overlaps[i], here));
+    }
+    return Alternate(std::move(parts));
+  }
+  bool IsString(const Json& schema) const {
+    const Json& resolved = exclusion_.Resolve(schema);
+    return resolved.is_object() && resolved.contains("type") && resolved["type"] == "string" &&
+           !resolved.contains("enum") && !resolved.contains("const");
+  }
+  absl::StatusOr<PatternPtr> StringsOfOne(const Json& list, size_t i,
+                                          const std::vector<size_t>& others,
+                                          const std::string& here) {
+    using Format = StringAutomata::Format;
+    auto left = strings_.Of(exclusion_.Resolve(list[i]), Format::kApply);
+    for (const size_t j : others) {
+      if (!left.ok()) break;
+      auto other = strings_.Of(exclusion_.Resolve(list[j]), Format::kIgnore);
+      left = other.ok() ? strings_.Subtract(**left, **other) : other.status();
+    }
+    if (absl::IsNotFound(left.status())) return Nothing();
+    if (!left.ok()) return Error(Join(here, absl::StrCat(i)), left.status().message());
+    return Quoted(JsonTextMatches(*std::move(left)));
   }
 
   // Only of one schema, as generators of schemas write it.
@@ -248,7 +260,7 @@ class SchemaParser {
   }
 
   absl::StatusOr<PatternPtr> ParseUntyped(const Json& schema, const std::string& where, int depth) {
-    for (const char* type : {"object", "array", "string", "integer"}) {
+    for (const char* type : {"object", "array", "string", "integer", "number"}) {
       for (const std::string& keyword : KeywordsOf(type)) {
         if (keyword != "type" && schema.contains(keyword)) {
           return Error(where, absl::StrCat("'", keyword, "' needs \"type\": \"", type, "\""));
@@ -264,14 +276,15 @@ class SchemaParser {
     if (type == "object") return {"type", "properties", "required", "additionalProperties"};
     if (type == "array") return {"type", "items", "minItems", "maxItems"};
     if (type == "string") return {"type", "minLength", "maxLength", "pattern", "format"};
-    if (type == "integer") {
-      return {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
+    if (type == "integer" || type == "number") {
+      return {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"};
     }
     return {"type"};
   }
   static std::set<std::string> AllKeywords() {
     std::set<std::string> all;
-    for (const char* type : {"object", "array", "string", "integer"}) all.merge(KeywordsOf(type));
+    for (const char* type : {"object", "array", "string", "integer", "number"})
+      all.merge(KeywordsOf(type));
     return all;
   }
 
@@ -281,7 +294,7 @@ class SchemaParser {
     if (type == "null") return Null();
     if (type == "boolean") return Boolean();
     if (type == "integer") return ParseInteger(schema, where);
-    if (type == "number") return Number();
+    if (type == "number") return ParseNumber(schema, where);
     if (type == "string") return ParseString(schema, where);
     if (type == "array") return ParseArray(schema, where, depth);
     if (type == "object") return ParseObject(schema, where, depth);
@@ -292,7 +305,7 @@ class SchemaParser {
     int64_t low = -kMaxInteger, high = kMaxInteger;
     bool any = false;
     for (const auto& [key, value] : schema.items()) {
-      if (key == "type" || Annotations().count(key)) continue;
+      if (key == "type" || key == "multipleOf" || Annotations().count(key)) continue;
       any = true;
       // A comparison of an unsigned value with a negative one would wrap around.
       const bool large =
@@ -308,9 +321,43 @@ class SchemaParser {
       if (key == "maximum") high = std::min(high, bound);
       if (key == "exclusiveMaximum") high = std::min(high, bound - 1);
     }
-    if (!any) return Integer();
     if (low > high) return Error(where, "the minimum is above the maximum");
-    return IntegersBetween(low, high);
+    PatternPtr integers = any ? IntegersBetween(low, high) : AnyInteger();
+    return schema.contains("multipleOf") ? ParseMultiples(schema, std::move(integers), where)
+                                         : integers;
+  }
+
+  absl::StatusOr<PatternPtr> ParseMultiples(const Json& schema, PatternPtr integers,
+                                            const std::string& where) {
+    const Json& divisor = schema["multipleOf"];
+    const std::string here = Join(where, "multipleOf");
+    if (!divisor.is_number_integer() || divisor < 1 || divisor > kMaxDivisor) {
+      return Error(here, absl::StrCat("expected an integer from 1 to ", kMaxDivisor));
+    }
+    auto automaton = strings_.Compile(integers);
+    if (automaton.ok()) {
+      const Automaton multiples = Automaton::MultiplesOf(divisor.get<int32_t>());
+      automaton = strings_.Intersect(**automaton, multiples);
+    }
+    if (!automaton.ok()) return Error(here, automaton.status().message());
+    return Matches(*std::move(automaton));
+  }
+
+  absl::StatusOr<PatternPtr> ParseNumber(const Json& schema, const std::string& where) {
+    if (schema.contains("multipleOf")) {
+      return Error(Join(where, "multipleOf"), "is supported of integers only");
+    }
+    bool any = false;
+    for (const auto& [key, value] : schema.items()) {
+      if (key == "type" || Annotations().count(key)) continue;
+      any = true;
+      if (!value.is_number()) return Error(Join(where, key), "expected a number");
+    }
+    if (!any) return AnyNumber();
+    const NumberBounds bounds = BoundsOf(schema);
+    auto numbers = NumbersBetween(bounds.low, bounds.high);
+    if (!numbers.ok()) return Error(where, numbers.status().message());
+    return numbers;
   }
 
   absl::StatusOr<PatternPtr> ParseString(const Json& schema, const std::string& where) {
@@ -319,30 +366,27 @@ class SchemaParser {
     const bool has_length = schema.contains("minLength") || schema.contains("maxLength");
     if (max >= 0 && max < min) return Error(where, "maxLength is less than minLength");
     const bool has_pattern = schema.contains("pattern"), has_format = schema.contains("format");
-    if (has_pattern + has_format + has_length > 1) {
-      return Error(where, "only one of length, pattern and format is supported");
+    if (has_format && (!schema["format"].is_string() ||
+                       FormatExpression(schema["format"].get<std::string>()).empty())) {
+      return Error(Join(where, "format"),
+                   "only date, time, date-time, uuid, email and ipv4 are supported");
     }
-    if (has_format) return ParseFormat(schema["format"], Join(where, "format"));
-    if (!has_pattern) return String(min, max);
     const std::string here = Join(where, "pattern");
-    if (!schema["pattern"].is_string()) return Error(here, "expected a regular expression");
-    auto inside = ParseRegex(schema["pattern"].get<std::string>(), RegexMatch::kSearch,
-                             RegexText::kJsonString);
-    if (!inside.ok()) return Error(here, inside.status().message());
-    return Quoted(*std::move(inside));
-  }
-
-  static absl::StatusOr<PatternPtr> ParseFormat(const Json& format, const std::string& where) {
-    const std::string date = "[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])";
-    const std::string time =
-        "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
-    if (format == "date") return Quoted(Known(date));
-    if (format == "time") return Quoted(Known(time));
-    if (format == "date-time") return Quoted(Known(date + "T" + time));
-    if (format == "uuid") {
-      return Quoted(Known("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"));
+    if (has_pattern && !schema["pattern"].is_string()) {
+      return Error(here, "expected a regular expression");
     }
-    return Error(where, "only date, time, date-time and uuid are supported");
+    if (!has_pattern && !has_format) return String(min, max);
+    if (has_pattern) {
+      auto inside = ParseRegex(schema["pattern"].get<std::string>(), RegexMatch::kSearch,
+                               RegexText::kJsonString);
+      if (!inside.ok()) return Error(here, inside.status().message());
+      if (!has_format && !has_length) return Quoted(*std::move(inside));
+    } else if (!has_length) {
+      return Quoted(Known(FormatExpression(schema["format"].get<std::string>())));
+    }
+    auto automaton = strings_.Of(schema, StringAutomata::Format::kApply);
+    if (!automaton.ok()) return Error(where, automaton.status().message());
+    return Quoted(JsonTextMatches(*std::move(automaton)));
   }
 
   absl::StatusOr<PatternPtr> ParseArray(const Json& schema, const std::string& where, int depth) {
@@ -401,6 +445,11 @@ class SchemaParser {
   }
 
   const Json& root_;
+  const int max_nesting_;
+  std::map<std::string, int> nesting_;  // by $ref: how often what is parsed now is inside of it
+  bool is_recursive_ = false;
+  StringAutomata strings_;
+  SchemaExclusion exclusion_;
   int num_schemas_ = 0;
 };
 
@@ -426,7 +475,8 @@ bool IsDeeper(absl::string_view json, int max_depth) {
 
 PatternPtr AnyJsonObject() { return MapOf(AnyValue(kAnyValueDepth)); }
 
-absl::StatusOr<PatternPtr> ParseJsonSchema(absl::string_view schema) {
+absl::StatusOr<PatternPtr> ParseJsonSchema(absl::string_view schema, int max_nesting,
+                                           bool* is_recursive) {
   if (schema.size() > kMaxSchemaBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("the schema has ", schema.size(), " bytes: expected up to ", kMaxSchemaBytes));
@@ -444,6 +494,9 @@ absl::StatusOr<PatternPtr> ParseJsonSchema(absl::string_view schema) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the schema isn't JSON: ", begin == std::string::npos ? what : what.substr(begin + 2)));
   }
-  return SchemaParser(root).Parse(root, "#", /*depth=*/0);
+  SchemaParser parser(root, max_nesting);
+  auto pattern = parser.ParseRoot();
+  if (is_recursive != nullptr) *is_recursive = parser.is_recursive();
+  return pattern;
 }
 }  // namespace stretto::engine

@@ -1,19 +1,25 @@
 // JSON Schemas as patterns: the texts that a schema allows, in one canonical form each.
 //
 // Read: type (one or a list of string, number, integer, boolean, null, object, array), enum, const,
-// anyOf, allOf (of one schema), properties, required, additionalProperties, items, minItems,
-// maxItems, minLength, maxLength, minimum and maximum of integers (exclusive ones too), pattern,
-// format (date, time, date-time, uuid), $ref into $defs or definitions (not recursive). Annotations
-// (title, description, default, examples, $schema, …) change nothing. Anything else is
-// InvalidArgument that names keyword and place: a keyword that were passed over would promise what
-// isn't kept.
+// anyOf, oneOf, allOf (of one schema), properties, required, additionalProperties, items, minItems,
+// maxItems, minLength, maxLength, pattern, format (date, time, date-time, uuid, email, ipv4),
+// minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf (of integers), $ref (# or into
+// $defs or definitions). Annotations (title, description, default, examples, $schema, …) change
+// nothing. Anything else is InvalidArgument that names keyword and place: a keyword that were
+// passed over would promise what isn't kept.
+//
+// The alternatives of oneOf must exclude each other for certain (schema_exclusion.h); only from
+// strings what others match is taken away.
 //
 // What is written is narrower than what the schema allows, so it always validates:
 //  - properties stand in the order of the schema, each once; an object with `properties` has no
 //    others, whatever additionalProperties says;
 //  - one space or none after ':' and ','; no other white space;
 //  - numbers have up to 16 digits before and after the point and an exponent of up to 2 digits;
-//  - a value of any type, where the schema says nothing, is nested up to kAnyValueDepth deep.
+//    with bounds up to 15 digits in all and no exponent;
+//  - a value of any type, where the schema says nothing, is nested up to kAnyValueDepth deep;
+//  - a $ref is inside of itself up to kMaxRefNesting times; where that is too large for an
+//    automaton, kLeastRefNesting times.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -22,10 +28,14 @@
 
 namespace stretto::engine {
 inline constexpr size_t kMaxSchemaBytes = 64 << 10;
-inline constexpr int kMaxSchemaDepth = 32;  // schemas within schemas, $ref included
+inline constexpr int kMaxSchemaDepth = 64;  // schemas within schemas, $ref included
 inline constexpr int kAnyValueDepth = 3;
+inline constexpr int kMaxRefNesting = 5, kLeastRefNesting = 2;
 
-absl::StatusOr<PatternPtr> ParseJsonSchema(absl::string_view schema);
+// `is_recursive` says, also after an error, whether a $ref was met inside of itself; may be null.
+absl::StatusOr<PatternPtr> ParseJsonSchema(absl::string_view schema,
+                                           int max_nesting = kMaxRefNesting,
+                                           bool* is_recursive = nullptr);
 // Any JSON object.
 PatternPtr AnyJsonObject();
 }  // namespace stretto::engine

@@ -78,41 +78,40 @@ PatternPtr Chars(CharSet set) {
   return pattern;
 }
 
+std::string JsonEscape(char32_t c) {
+  switch (c) {
+    case '"':
+      return "\\\"";
+    case '\\':
+      return "\\\\";
+    case '\b':
+      return "\\b";
+    case '\f':
+      return "\\f";
+    case '\n':
+      return "\\n";
+    case '\r':
+      return "\\r";
+    case '\t':
+      return "\\t";
+    default: {
+      if (c >= 0x20) return "";
+      constexpr char kDigits[] = "0123456789abcdef";
+      return std::string("\\u00") + kDigits[c >> 4] + kDigits[c & 15];
+    }
+  }
+}
+
 PatternPtr JsonChars(const CharSet& set) {
   CharSet plain;
   std::vector<PatternPtr> parts;
-  const auto escape = [&parts](absl::string_view text) { parts.push_back(Literal(text)); };
   for (const auto& [first, last] : set.ranges) {
     for (char32_t c = first; c <= std::min<char32_t>(last, 0x7F); ++c) {
-      switch (c) {
-        case '"':
-          escape("\\\"");
-          break;
-        case '\\':
-          escape("\\\\");
-          break;
-        case '\b':
-          escape("\\b");
-          break;
-        case '\f':
-          escape("\\f");
-          break;
-        case '\n':
-          escape("\\n");
-          break;
-        case '\r':
-          escape("\\r");
-          break;
-        case '\t':
-          escape("\\t");
-          break;
-        default:
-          if (c >= 0x20) {
-            plain.Add(c, c);
-          } else {
-            constexpr char kDigits[] = "0123456789abcdef";
-            escape(std::string("\\u00") + kDigits[c >> 4] + kDigits[c & 15]);
-          }
+      const std::string escape = JsonEscape(c);
+      if (escape.empty()) {
+        plain.Add(c, c);
+      } else {
+        parts.push_back(Literal(escape));
       }
     }
     if (last >= 0x80) plain.Add(std::max<char32_t>(first, 0x80), last);
@@ -120,6 +119,18 @@ PatternPtr JsonChars(const CharSet& set) {
   plain.Normalize();
   if (!plain.ranges.empty()) parts.push_back(Chars(std::move(plain)));
   return Alternate(std::move(parts));
+}
+
+PatternPtr Matches(std::shared_ptr<const Automaton> automaton) {
+  auto pattern = Make(Pattern::Kind::kAutomaton);
+  pattern->automaton = std::move(automaton);
+  return pattern;
+}
+PatternPtr JsonTextMatches(std::shared_ptr<const Automaton> automaton) {
+  auto pattern = Make(Pattern::Kind::kAutomaton);
+  pattern->automaton = std::move(automaton);
+  pattern->json = true;
+  return pattern;
 }
 
 PatternPtr Concat(std::vector<PatternPtr> parts) {

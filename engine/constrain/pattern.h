@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 
 namespace stretto::engine {
+class Automaton;
 struct Pattern;
 using PatternPtr = std::shared_ptr<const Pattern>;
 
@@ -35,6 +36,7 @@ struct Pattern {
     kRepeat,     // parts[0], min to max times (max < 0: any number of times)
     kList,       // some of the parts in their order, parts[0] (the separator) between them; those
                  // that are `required` can't be left out
+    kAutomaton,  // what `automaton` matches
   };
   Kind kind = Kind::kConcat;
   uint8_t first = 0, last = 0;
@@ -42,6 +44,8 @@ struct Pattern {
   std::vector<PatternPtr> parts;
   std::vector<bool> required;  // kList: of parts[1], parts[2], …
   int32_t min = 0, max = -1;
+  std::shared_ptr<const Automaton> automaton;
+  bool json = false;  // kAutomaton: its matches as they stand within the quotes of a JSON string
 };
 
 PatternPtr EmptyText();
@@ -49,6 +53,10 @@ PatternPtr Literal(absl::string_view bytes);
 PatternPtr Chars(CharSet set);
 // The same as a JSON string writes them: control characters, quotes and backslashes escaped.
 PatternPtr JsonChars(const CharSet& set);
+// How a JSON string writes an ASCII character that can't stand in it as it is; "" for others.
+std::string JsonEscape(char32_t c);
+PatternPtr Matches(std::shared_ptr<const Automaton> automaton);
+PatternPtr JsonTextMatches(std::shared_ptr<const Automaton> automaton);
 PatternPtr Concat(std::vector<PatternPtr> parts);
 PatternPtr Alternate(std::vector<PatternPtr> parts);
 PatternPtr Repeat(PatternPtr part, int32_t min, int32_t max);

@@ -83,12 +83,13 @@ int32_t Acceptance::Length(double least, int32_t max) {
   return std::min(1, max);
 }
 
-// What a drafted token's chance to be accepted must be at least.
-double Speculator::LeastProbability(const StepPlan& plan) const {
-  const auto sequences = static_cast<double>(
-      std::count_if(plan.rows.begin(), plan.rows.end(), [](const auto& r) { return r.samples; }));
+// What a drafted token's chance to be accepted must be at least, in a step of so many rows of which
+// `num_sequences` draw.
+double Speculator::LeastProbability(int64_t num_sequences, int64_t num_rows) const {
+  const auto sequences = static_cast<double>(num_sequences);
   const double fixed = 1 / static_cast<double>(options_.row_cost);
-  return (sequences + drafter_->cost() * (fixed + sequences)) / (fixed + plan.num_rows);
+  return (sequences + drafter_->cost() * (fixed + sequences)) /
+         (fixed + static_cast<double>(num_rows));
 }
 
 Speculator::State& Speculator::StateOf(uint64_t id) {
@@ -122,9 +123,25 @@ void Speculator::Collect(const Scheduler& scheduler, double least) {
   }
 }
 
+// Whether a sequence could have a draft, if it were worth its cost.
+bool Speculator::HasRoom(const Scheduler& scheduler) {
+  for (size_t i = 0; i < scheduler.plan().rows.size(); ++i) {
+    if (scheduler.DraftRoom(i) > 0) return true;
+  }
+  return false;
+}
+
 void Speculator::Extend(Scheduler& scheduler) {
-  const double least = LeastProbability(scheduler.plan());
+  const StepPlan& plan = scheduler.plan();
+  const int64_t num_sequences =
+      std::count_if(plan.rows.begin(), plan.rows.end(), [](const auto& r) { return r.samples; });
+  const double least = LeastProbability(num_sequences, plan.num_rows);
+  if (HasRoom(scheduler)) {
+    ++stats_.num_steps;
+    stats_.needed_sum += least;
+  }
   if (least > kNeverWorth) return;
+  const int64_t num_drafted = stats_.num_drafted;
   const double start = Clock::Real().NowSeconds();
   Collect(scheduler, least);
   drafts_.assign(requests_.size(), {});
@@ -146,6 +163,7 @@ void Speculator::Extend(Scheduler& scheduler) {
     left -= added;
     stats_.num_drafted += added;
   }
+  if (stats_.num_drafted > num_drafted) ++stats_.num_drafted_steps;
   stats_.draft_seconds += Clock::Real().NowSeconds() - start;
 }
 

@@ -55,7 +55,11 @@ class Speculator {
                                                             const EngineOptions& options,
                                                             int64_t num_kv_blocks);
   Speculator(const SpeculationOptions& options, std::unique_ptr<Drafter> drafter)
-      : options_(options), drafter_(std::move(drafter)) {}
+      : options_(options), drafter_(std::move(drafter)) {
+    stats_.kind = options.kind;
+    stats_.draft_cost = drafter_->cost();
+    stats_.needed_alone = LeastProbability(/*num_sequences=*/1, /*num_rows=*/1);
+  }
 
   // Adds drafts to the plan that `scheduler` has just made; its sequences are Completions.
   void Extend(Scheduler& scheduler);
@@ -70,7 +74,8 @@ class Speculator {
     std::array<Acceptance, kNumConfidences> accepted;  // by confidence
     int32_t confidence = 0;                            // of the draft in the step
   };
-  double LeastProbability(const StepPlan& plan) const;
+  double LeastProbability(int64_t num_sequences, int64_t num_rows) const;
+  static bool HasRoom(const Scheduler& scheduler);
   State& StateOf(uint64_t id);
   void Collect(const Scheduler& scheduler, double least);
 

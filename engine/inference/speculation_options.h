@@ -42,6 +42,14 @@ struct SpeculationOptions {
 
 // Of an engine's life. A drafted token is verified when all those before it were accepted.
 struct SpeculationStats {
+  SpeculationKind kind = SpeculationKind::kOff;
+  double draft_cost = 0;  // of a drafted token, relative to one of the policy: see Drafter
+  // Steps in which some sequence could have had a draft, and those in which one had. Over the
+  // former the sum of what a drafted token's chance had to be at least to be worth its row (above
+  // 1: nothing is).
+  int64_t num_steps = 0, num_drafted_steps = 0;
+  double needed_sum = 0;
+  double needed_alone = 0;  // the same in a step of one sequence
   int64_t num_drafted = 0, num_verified = 0, num_accepted = 0;
   // By index in the draft.
   std::array<int64_t, kMaxDraft> verified_at = {}, accepted_at = {};

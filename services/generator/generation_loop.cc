@@ -160,7 +160,7 @@ void GenerationLoop::Publish() {
   queued_.Set(static_cast<double>(stats.num_queued));
   free_blocks_.Set(static_cast<double>(stats.blocks_total - stats.blocks_used));
   version_gauge_.Set(static_cast<double>(engine_->version()));
-  speculation_metrics_.Publish(stats.speculation);
+  speculation_metrics_.Publish(stats.speculation, now_ns);
 }
 
 absl::StatusOr<std::shared_ptr<Generation>> GenerationLoop::Submit(GenerationRequest request) {

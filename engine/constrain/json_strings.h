@@ -1,0 +1,45 @@
+// What a JSON Schema says about a string, as an automaton over the string's own text (not as JSON
+// writes it): there every text has one form, so that rules can be joined and compared exactly.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "engine/constrain/automaton.h"
+#include "nlohmann/json_fwd.hpp"
+
+namespace stretto::engine {
+inline constexpr int32_t kMaxSchemaCount = 10'000;  // of items and characters
+
+// The expression for a format; "": not one of date, time, date-time, uuid, email and ipv4. What it
+// matches is of the format, though not all that is.
+std::string FormatExpression(const std::string& format);
+
+class StringAutomata {
+ public:
+  // kIgnore: the strings that may obey the schema, whatever a validator makes of `format`: many
+  // don't check it, and what is written is less than all that has a format.
+  enum class Format { kApply, kIgnore };
+
+  // Of a valid schema of type string: minLength, maxLength, pattern and format together.
+  // InvalidArgument: an expression that can't be read, no text obeys all, or what all of this
+  // schema's strings need together is too much. Each is built once.
+  absl::StatusOr<std::shared_ptr<const Automaton>> Of(const nlohmann::ordered_json& schema,
+                                                      Format format);
+  // As those of Automaton.
+  absl::StatusOr<std::shared_ptr<const Automaton>> Intersect(const Automaton& a,
+                                                             const Automaton& b);
+  absl::StatusOr<std::shared_ptr<const Automaton>> Subtract(const Automaton& a, const Automaton& b);
+  absl::StatusOr<std::shared_ptr<const Automaton>> Compile(const PatternPtr& pattern);
+
+ private:
+  absl::StatusOr<std::shared_ptr<const Automaton>> Build(const nlohmann::ordered_json& schema);
+  absl::StatusOr<std::shared_ptr<const Automaton>> Spend(absl::StatusOr<Automaton> automaton);
+
+  AutomatonLimits limits_;  // what is left of them
+  absl::flat_hash_map<std::string, std::shared_ptr<const Automaton>> known_;  // by the rules' text
+};
+}  // namespace stretto::engine
