@@ -354,37 +354,6 @@ bool Automaton::Matches(absl::string_view text) const {
   return Accepts(state);
 }
 
-// The longest path, by a walk in depth that finds a circle when it meets a state it is inside of.
-int64_t Automaton::MaxBytes() const {
-  enum : int64_t { kUnknown = -1, kInside = -2 };
-  std::vector<int64_t> longest(accepts_.size(), kUnknown);
-  std::vector<std::pair<int32_t, size_t>> path{{start(), 0}};  // state, next class to look at
-  longest[0] = kInside;
-  std::vector<int64_t> best{0};  // by depth
-  while (!path.empty()) {
-    auto& [state, next_class] = path.back();
-    if (next_class == num_classes_) {
-      const int64_t bytes = best.back();
-      longest[state] = bytes;
-      path.pop_back();
-      best.pop_back();
-      if (!best.empty()) best.back() = std::max(best.back(), bytes + 1);
-      continue;
-    }
-    const int32_t to = next_SC_[static_cast<size_t>(state) * num_classes_ + next_class++];
-    if (to == kDead) continue;
-    if (longest[to] == kInside) return -1;
-    if (longest[to] >= 0) {
-      best.back() = std::max(best.back(), longest[to] + 1);
-      continue;
-    }
-    longest[to] = kInside;
-    path.emplace_back(to, 0);
-    best.push_back(0);
-  }
-  return longest[0];
-}
-
 // The product construction. States are pairs; that of `b` may be dead when `b` must not match.
 absl::StatusOr<Automaton> Automaton::Combine(const Automaton& a, const Automaton& b, bool b_matches,
                                              const AutomatonLimits& limits) {

@@ -51,8 +51,6 @@ class Automaton {
   // Whether nothing can follow it.
   bool IsEnd(int32_t state) const { return is_end_[static_cast<size_t>(state)]; }
   bool Matches(absl::string_view text) const;
-  // The longest match's bytes; -1: there is no longest.
-  int64_t MaxBytes() const;
   // What has been followed while it was built, of AutomatonLimits::max_steps.
   int64_t num_steps() const { return num_steps_; }
 

@@ -53,8 +53,6 @@ class Constraint {
   bool HasText(int32_t token) const {
     return token < trie_->vocab_size() && !trie_->bytes(token).empty();
   }
-  // The most bytes of text, and so the most tokens, that a completion may have; -1: any number.
-  int64_t max_bytes() const { return max_bytes_; }
   // The state after a token, kDead if it isn't allowed.
   int32_t Next(int32_t state, int32_t token) const;
   // Whether the completion may end here; and whether it must.
@@ -64,14 +62,11 @@ class Constraint {
 
  private:
   Constraint(Automaton automaton, std::shared_ptr<const TokenTrie> trie)
-      : automaton_(std::move(automaton)),
-        trie_(std::move(trie)),
-        max_bytes_(automaton_.MaxBytes()) {}
+      : automaton_(std::move(automaton)), trie_(std::move(trie)) {}
   std::shared_ptr<const TokenMask> ComputeMask(int32_t state) const;
 
   const Automaton automaton_;
   const std::shared_ptr<const TokenTrie> trie_;
-  const int64_t max_bytes_;
   mutable absl::Mutex mutex_;
   mutable absl::flat_hash_map<int32_t, std::shared_ptr<const TokenMask>> masks_
       ABSL_GUARDED_BY(mutex_);

@@ -229,9 +229,11 @@ class SchemaMaker {
     if (Coin()) s["properties"]["kind"] = {{"const", Coin() ? "x" : "y"}};
     if (s["properties"].empty()) s.erase("properties");
     if (s.contains("properties")) {
+      Json required = Json::array();
       for (const auto& [name, value] : s["properties"].items()) {
-        if (Coin()) s["required"].push_back(name);
+        if (Coin()) required.push_back(name);
       }
+      s["required"] = required;
     }
     if (Coin()) s["additionalProperties"] = false;
     return s;
@@ -416,7 +418,7 @@ TEST_CASE("oneOf: strings that more than one alternative matches are left out") 
 TEST_CASE("oneOf: what can't be told apart is refused, and which") {
   for (const char* list :
        {R"([{"type": "null"}, {"type": "integer"}, {"type": "number"}])",
-        R"([{"type": "null"}, {}, {"type": "number"}])",
+        R"([{"type": "null"}, {"type": ["number", "string"]}, {"type": "number"}])",
         R"([{"type": "null"}, {"enum": [1, "a"]}, {"enum": ["b", 1.0]}])",
         R"([{"type": "null"}, {"type": "object"}, {"type": "object", "properties": {"a": {}}}])",
         R"([{"type": "null"}, {"type": "integer", "multipleOf": 2}, {"type": "integer"}])",
@@ -494,12 +496,4 @@ TEST_CASE("hostile schemas are refused in bounded time") {
   CHECK(!SchemaError(Json{{"oneOf", heavy}}.dump()).empty());
 }
 
-TEST_CASE("how long a match can be") {
-  const auto longest = [](const char* schema) { return Schema(schema).MaxBytes(); };
-  CHECK(longest(R"({"type": "boolean"})") == 5);
-  CHECK(longest(R"({"type": "string"})") == -1);
-  CHECK(longest(R"({"type": "integer", "minimum": -5, "maximum": 1000})") == 4);
-  CHECK(longest(R"({"type": "array", "items": {"const": 1}, "maxItems": 3})") == 9);
-  CHECK(longest(R"({"enum": ["a", "bcd"]})") == 5);
-}
 }  // namespace stretto::engine
