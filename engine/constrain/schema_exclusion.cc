@@ -228,7 +228,8 @@ bool SchemaExclusion::Excludes(const Json& unresolved, const Json& value, int de
   }
   if (value.is_number()) {
     const int64_t divisor = CountOf(schema, "multipleOf", 0);
-    if (value.is_number_integer() && divisor > 0 && value.get<int64_t>() % divisor != 0) {
+    const bool is_small = value.is_number_integer() && std::fabs(value.get<double>()) < 9e15;
+    if (is_small && divisor > 0 && value.get<int64_t>() % divisor != 0) {
       return true;
     }
     return IsOutside(value.dump(), BoundsOf(schema));
