@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/testing.h"
 #include "cli/html_report.h"
@@ -99,6 +101,38 @@ TEST_CASE("a coordinator whose run has failed is not started again") {
   CHECK(supervisor.HasEnded("coordinator"));
   CHECK(supervisor.ExitCode("coordinator") == 3);
   CHECK(notes.empty());
+}
+
+TEST_CASE("generators get processors of their own where there are several memory nodes") {
+  using Lists = std::vector<std::vector<int>>;
+  const std::vector<MemoryNode> two = {{0, {0, 1, 2, 3}}, {1, {4, 5, 6, 7}}};
+  CHECK(ProcessorsOfGenerators(two, 2, 0) == Lists{{0, 1, 2, 3}, {4, 5, 6, 7}});
+  CHECK(ProcessorsOfGenerators(two, 3, 2) == Lists{{0, 1}, {2, 3}, {4, 5}});
+  CHECK(ProcessorsOfGenerators(two, 1, 3) == Lists{{0, 1, 2}});
+  CHECK(ProcessorsOfGenerators(two, 1, 0).empty());  // all of them
+  CHECK(ProcessorsOfGenerators(two, 3, 3).empty());  // not enough
+  CHECK(ProcessorsOfGenerators(two, 9, 0).empty());
+  CHECK(ProcessorsOfGenerators(two, 0, 2).empty());
+  CHECK(ProcessorsOfGenerators({two[0]}, 2, 2).empty());  // one node: as ever
+}
+
+TEST_CASE("a process that is given processors runs on them alone") {
+  testing::TempDir dir;
+  Supervisor supervisor(Clock::Real());
+  const int processor = AllowedProcessors().back();
+  ProcessSpec spec;
+  spec.name = "coordinator";
+  spec.log_file = dir.path() + "/log";
+  spec.command = {"/bin/grep", "Cpus_allowed_list", "/proc/self/status"};
+  spec.processors = {processor};
+  REQUIRE_OK(supervisor.Start(spec));
+  supervisor.StopRestarting();
+  std::vector<std::string> notes;
+  for (int i = 0; i < 500 && !supervisor.HasEnded("coordinator"); ++i) {
+    REQUIRE_OK(supervisor.Poll(&notes));
+    Clock::Real().SleepNs(10'000'000);
+  }
+  CHECK(absl::StrContains(TailOf(spec.log_file, 2), absl::StrCat("list:\t", processor, "\n")));
 }
 }  // namespace
 }  // namespace stretto::cli

@@ -49,6 +49,26 @@ std::string HowItEnded(int wait_status) {
 }
 }  // namespace
 
+std::vector<std::vector<int>> ProcessorsOfGenerators(const std::vector<MemoryNode>& nodes,
+                                                     int64_t num_generators, int64_t threads) {
+  int64_t num_processors = 0;
+  for (const MemoryNode& node : nodes) {
+    num_processors += static_cast<int64_t>(node.processors.size());
+  }
+  if (nodes.size() < 2 || num_generators < 1 || (num_generators == 1 && threads == 0)) return {};
+  const int64_t each = threads > 0 ? threads : num_processors / num_generators;
+  if (each < 1 || each > num_processors / num_generators) return {};
+  std::vector<std::vector<int>> result;
+  const std::vector<int> counts(static_cast<size_t>(num_generators), static_cast<int>(each));
+  for (const auto& share : ShareProcessors(nodes, counts)) {
+    std::vector<int>& processors = result.emplace_back();
+    for (const MemoryNode& node : share) {
+      processors.insert(processors.end(), node.processors.begin(), node.processors.end());
+    }
+  }
+  return result;
+}
+
 std::string TailOf(const std::string& path, int num_lines) {
   const auto content = Files::Real().ReadAll(path);
   if (!content.ok()) return "";
@@ -82,7 +102,10 @@ absl::Status Supervisor::Spawn(Process& process) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot start ", process.spec.name, ": ", std::strerror(errno)));
   }
-  if (pid == 0) RunChild(arguments, process.spec.log_file.c_str(), parent);
+  if (pid == 0) {
+    RunOn(process.spec.processors);
+    RunChild(arguments, process.spec.log_file.c_str(), parent);
+  }
   process.pid = pid;
   process.started_ns = clock_.NowNs();
   process.restart_at_ns = 0;

@@ -14,13 +14,21 @@
 
 #include "absl/status/status.h"
 #include "base/clock.h"
+#include "base/machine.h"
 
 namespace stretto::cli {
 struct ProcessSpec {
   std::string name;                  // of the member
   std::vector<std::string> command;  // program and arguments
   std::string log_file;
+  std::vector<int> processors = {};  // it may run on; empty: on all of this process's
 };
+
+// On a machine with several memory nodes each generator gets processors of its own, in as few nodes
+// as possible; with `threads` 0 all get equally many. Empty: nothing is to be shared out (one node,
+// one generator that takes all, or fewer processors than threads).
+std::vector<std::vector<int>> ProcessorsOfGenerators(const std::vector<MemoryNode>& nodes,
+                                                     int64_t num_generators, int64_t threads);
 
 class Supervisor {
  public:

@@ -189,6 +189,9 @@ class UpCommand {
       RETURN_IF_ERROR(supervisor_.Start(
           Spec("scorer", absl::StrCat("scorer-", i), port++, config_.cluster.scorer_threads)));
     }
+    generator_processors_ =
+        ProcessorsOfGenerators(MemoryNodes(files, AllowedProcessors()), config_.cluster.generators,
+                               config_.cluster.generator_threads);
     for (int64_t i = 0; i < config_.cluster.generators; ++i) {
       RETURN_IF_ERROR(StartGenerator(i, port++));
     }
@@ -198,6 +201,11 @@ class UpCommand {
   absl::Status StartGenerator(int64_t index, int64_t port_index) {
     ProcessSpec spec = Spec("generator", absl::StrCat("generator-", index), port_index,
                             config_.cluster.generator_threads);
+    if (!generator_processors_.empty()) {
+      spec.processors = generator_processors_[static_cast<size_t>(index)];
+      progress_.Note(
+          absl::StrCat(spec.name, " on processors ", FormatProcessorList(spec.processors)));
+    }
     if (const int64_t http = config_.cluster.http_port; http >= 0) {
       // What an earlier process has left tells a port that may not be this one's.
       RETURN_IF_ERROR(Files::Real().RemoveAll(MemberFileOfGenerator(index)));
@@ -351,7 +359,8 @@ class UpCommand {
   Supervisor supervisor_;
   std::unique_ptr<CoordinatorClient> client_;
   std::string address_;
-  std::map<int64_t, int> http_ports_;        // by generator, as told
+  std::vector<std::vector<int>> generator_processors_;  // by generator; empty: they share all
+  std::map<int64_t, int> http_ports_;                   // by generator, as told
   std::map<std::string, int64_t> heard_ns_;  // process → when it was last known to be alive
 };
 

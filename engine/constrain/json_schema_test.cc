@@ -195,7 +195,10 @@ class SchemaMaker {
       case 9:
         return {{"oneOf", {Make(depth - 1), Make(depth - 1), Make(depth - 1)}}};
       default:
-        return {{"$ref", Coin() ? "#" : "#/$defs/d"}};
+        // Within a list: a schema that is nothing but itself has no meaning.
+        return {{"type", "array"},
+                {"items", {{"$ref", Coin() ? "#" : "#/$defs/d"}}},
+                {"maxItems", 1 + Below(2)}};
     }
   }
   Json Integer() {
