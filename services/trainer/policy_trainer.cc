@@ -193,7 +193,7 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   ASSIGN_OR_RETURN(rl::ObjectiveOptions options, ObjectiveOptionsOf(run_.algorithm));
   if (request.kl_coef.has_value()) options.kl_coef = *request.kl_coef;
   ASSIGN_OR_RETURN(const auto objective, rl::MakeObjective(run_.algorithm.name, options));
-  const StepObjective step_objective(*objective, request.batch, request.base_version);
+  const StepObjective step_objective(objective, request.batch, request.base_version);
   ASSIGN_OR_RETURN(const engine::StepResult result, engine_->Step(request.batch, step_objective));
   const auto& mismatch = step_objective.first_mismatch();
   if (mismatch.has_value() && run_.schedule.numerics == "exact") {
@@ -205,6 +205,9 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   outcome.hash = Publish();
   outcome.skipped = result.skipped;
   outcome.skip_reason = result.skip_reason;
+  if (!step_objective.error().ok()) {
+    absl::StrAppend(&outcome.skip_reason, " (", step_objective.error().message(), ")");
+  }
   outcome.num_tokens = result.num_computed_tokens;
   outcome.metrics = step_objective.sums().Metrics();
   outcome.metrics["kl_coef"] = options.kl_coef;

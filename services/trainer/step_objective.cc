@@ -1,8 +1,10 @@
 #include "services/trainer/step_objective.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
+#include "base/status.h"
 
 namespace stretto::services {
 StepObjective::StepObjective(const rl::Objective& objective, const engine::TrainBatch& batch,
@@ -24,14 +26,26 @@ void StepObjective::Evaluate(const engine::ObjectiveInput& input,
     }
     in.entropies_T = input.entropy.subspan(begin, size);
     in.advantage = input.advantages[i];
-    const rl::LossSums sums =
+    in.id = input.completions[i].completion;
+    const absl::StatusOr<rl::LossSums> sums =
         objective_.Evaluate(in, totals,
                             {.d_logprobs_T = output.d_logprobs.subspan(begin, size),
                              .d_entropies_T = output.d_entropy.subspan(begin, size)});
-    output.loss += sums.loss;
-    state_.sums.Merge(sums);
+    if (sums.ok()) {
+      output.loss += sums->loss;
+      state_.sums.Merge(*sums);
+    } else {
+      Refuse(input.completions[i], sums.status(), output);
+    }
     Compare(input.completions[i], in.logprobs_T);
   }
+}
+
+// The engine skips a step whose loss is not a number.
+void StepObjective::Refuse(const engine::CompletionRef& ref, const absl::Status& status,
+                           engine::ObjectiveOutput& output) const {
+  output.loss = state_.sums.loss = std::nan("");
+  if (state_.error.ok()) state_.error = Annotate(status, absl::StrCat("group ", ref.group));
 }
 
 void StepObjective::Compare(const engine::CompletionRef& ref,

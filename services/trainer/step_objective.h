@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/optional.h"
 #include "engine/training/micro_batch.h"
 #include "engine/training/objective.h"
@@ -33,12 +34,18 @@ class StepObjective final : public engine::Objective {
 
   const rl::LossSums& sums() const { return state_.sums; }
   const absl::optional<Mismatch>& first_mismatch() const { return state_.first_mismatch; }
+  // What the objective refused first: group, sequence (the completion's index), token and input.
+  // Then the step's loss is NaN.
+  const absl::Status& error() const { return state_.error; }
 
  private:
   struct State {
     rl::LossSums sums;
     absl::optional<Mismatch> first_mismatch;
+    absl::Status error;
   };
+  void Refuse(const engine::CompletionRef& ref, const absl::Status& status,
+              engine::ObjectiveOutput& output) const;
   void Compare(const engine::CompletionRef& ref, absl::Span<const float> logprobs) const;
 
   const rl::Objective& objective_;

@@ -36,7 +36,7 @@ TEST_CASE("the first token whose log-prob differs is named, across micro-batches
   // What the trainer computed; the third token belongs to an older version and may differ.
   const std::vector<float> first = {-1.0f, -2.0f, -3.5f}, second = {-4.0f, -5.25f};
   const auto run = [&](const std::vector<float>& last) {
-    StepObjective step(**objective, batch, 3);
+    StepObjective step(*objective, batch, 3);
     const std::vector<int64_t> first_begin = {0, 2, 3}, second_begin = {0, 2};
     const std::vector<float> behaviour = {-1.0f, -2.0f, -3.0f, -4.0f, -5.0f}, entropy(5, 1.0f);
     const std::vector<float> advantages = {1.0f, -1.0f, 0.5f};
@@ -60,7 +60,13 @@ TEST_CASE("the first token whose log-prob differs is named, across micro-batches
     };
     evaluate(first, first_begin, 0, 0);
     evaluate(last, second_begin, 3, 2);
-    CHECK(step.sums().num_tokens == 5);
+    const bool all_finite = std::isfinite(last[0]);
+    CHECK(step.sums().num_tokens == (all_finite ? 5 : 3));
+    CHECK(std::isfinite(step.sums().loss) == all_finite);
+    CHECK(step.error().message() ==
+          (all_finite ? ""
+                      : "group 1: sequence 0, token 0: log-prob: expected a finite number, found "
+                        "nan"));
     CHECK(step.sums().Metrics().count("kl") == 0);
     CHECK(d_logprobs[0] < 0);
     return step.first_mismatch();
