@@ -23,6 +23,7 @@ void AddEvalCommand(CLI::App& app, Command* chosen);
 void AddGenerateCommand(CLI::App& app, Command* chosen);
 void AddReportCommand(CLI::App& app, Command* chosen);
 void AddSftCommand(CLI::App& app, Command* chosen);
+void AddDpoCommand(CLI::App& app, Command* chosen);
 
 // Prints "stretto: message" to stderr for a failure; the exit code.
 int Finish(const absl::Status& status);

@@ -25,6 +25,7 @@ int main(int argc, char** argv) {
   AddExportCommand(app, &chosen);
   AddReportCommand(app, &chosen);
   AddSftCommand(app, &chosen);
+  AddDpoCommand(app, &chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

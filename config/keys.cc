@@ -73,9 +73,16 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "How generators keep keys and values; `bf16`: as `model.dtype` says. Others hold about "
           "twice the tokens in the same memory and need what other `weight_dtype`s need."),
 
-      KEY(algorithm, name, OneOf({"grpo", "reinforce"}), "The objective."),
+      KEY(algorithm, name, OneOf({"grpo", "reinforce", "rloo"}),
+          "The objective; docs/objectives.md has their formulas."),
       KEY(algorithm, clip_low, AboveUpTo(0, 1), "Ratios below 1 − clip_low are clipped."),
       KEY(algorithm, clip_high, Positive(), "Ratios above 1 + clip_high are clipped."),
+      KEY(algorithm, dual_clip, AtLeast(0),
+          "Negative advantages are weighed by no ratio above this; at least 1 + clip_high. 0: off. "
+          "For grpo and rloo."),
+      KEY(algorithm, ratio_level, OneOf({"token", "sequence"}),
+          "`sequence`: the tokens of a completion share the geometric mean of their ratios (GSPO). "
+          "For grpo."),
       KEY(algorithm, kl_coef, AtLeast(0),
           "Weight of the KL term to the reference. 0: none, and no reference log-probs are "
           "computed."),
@@ -83,11 +90,17 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "If positive, kl_coef adapts so that the measured KL approaches this."),
       KEY(algorithm, kl_horizon, Positive(), "Rollouts over which the adaptive kl_coef reacts."),
       KEY(algorithm, kl_estimator, OneOf({"k1", "k2", "k3"}), "Per-token estimator of the KL."),
-      KEY(algorithm, advantage_scale, OneOf({"std", "none"}),
-          "`std`: (r − mean) / (std + 1e-4); `none`: r − mean; over the group."),
-      KEY(algorithm, loss_denominator, OneOf({"token_mean", "sequence_mean"}),
+      KEY(algorithm, advantage_scale, OneOf({"std", "none", "leave_one_out", "batch_std"}),
+          "`std`: (r − mean) / (std + 1e-4); `none`: r − mean; `leave_one_out`: r − mean of the "
+          "others; "
+          "over the group. `batch_std`: `none`, then divided by the root mean square over the "
+          "step. "
+          "rloo, if nothing is said: `leave_one_out`."),
+      KEY(algorithm, loss_denominator, OneOf({"token_mean", "sequence_mean", "constant"}),
           "`token_mean`: one sum over the step's tokens, divided by their number; `sequence_mean`: "
-          "the mean over sequences of their token means."),
+          "the mean over sequences of their token means; `constant`: one sum over the step's "
+          "tokens, divided by sequences times `rollout.max_tokens` (Dr. GRPO). rloo takes the mean "
+          "over sequences."),
       KEY(algorithm, entropy_coef, AtLeast(0), "Weight of the entropy in the objective."),
       KEY(algorithm, importance_cap, AtLeast(0),
           "Cap of truncated importance sampling for stale tokens. 0: off."),

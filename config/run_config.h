@@ -70,12 +70,15 @@ struct RewardSpec {
 struct AlgorithmSection {
   std::string name = "grpo";
   double clip_low = 0.2, clip_high = 0.2;
+  double dual_clip = 0.0;             // bounds the ratio of negative advantages; 0: off
+  std::string ratio_level = "token";  // token | sequence (GSPO)
   double kl_coef = 0.0;         // beta of the KL term to the reference; 0: no reference log-probs
   double kl_target = 0.0;       // > 0: kl_coef adapts so that the measured KL approaches this
   double kl_horizon = 10000.0;  // rollouts over which the adaptive kl_coef reacts
-  std::string kl_estimator = "k3";              // k1 | k2 | k3
-  std::string advantage_scale = "std";          // std (r − mean)/(std + 1e-4) | none (r − mean)
-  std::string loss_denominator = "token_mean";  // token_mean (global) | sequence_mean
+  std::string kl_estimator = "k3";      // k1 | k2 | k3
+  std::string advantage_scale = "std";  // std (r − mean)/(std + 1e-4) | none (r − mean) |
+                                        // leave_one_out (rloo's default) | batch_std (REINFORCE++)
+  std::string loss_denominator = "token_mean";  // token_mean (global) | sequence_mean | constant
   double entropy_coef = 0.0;                    // added to the objective
   double importance_cap = 0.0;  // truncated importance sampling for stale tokens; 0: off
 };

@@ -141,6 +141,18 @@ TEST_CASE("errors name file, line, key and what is expected") {
        "'1.0'"},
       {"rollout:\n  group_size: 1\n",
        "run.yaml:8: rollout.group_size: expected at least 2 for algorithm grpo, found 1"},
+      {"rollout:\n  group_size: 1\nalgorithm:\n  name: rloo\n",
+       "run.yaml:8: rollout.group_size: expected at least 2 for algorithm rloo, found 1"},
+      {"algorithm:\n  dual_clip: 1.1\n",
+       "run.yaml:8: algorithm.dual_clip: expected 0 or at least 1 + algorithm.clip_high (1.2), "
+       "found 1.1"},
+      {"algorithm:\n  name: reinforce\n  dual_clip: 3\n",
+       "run.yaml:9: algorithm.dual_clip: expected 0 for algorithm reinforce, found 3"},
+      {"algorithm:\n  name: rloo\n  ratio_level: sequence\n",
+       "run.yaml:9: algorithm.ratio_level: expected token for algorithm rloo, found 'sequence'"},
+      {"algorithm:\n  name: rloo\n  loss_denominator: constant\n",
+       "run.yaml:9: algorithm.loss_denominator: expected nothing for algorithm rloo, which takes "
+       "the mean over sequences, found 'constant'"},
       {"rollout:\n  min_tokens: 300\n",
        "run.yaml:8: rollout.min_tokens: expected at most rollout.max_tokens (256), found 300"},
       {"eval:\n  every: 5\n",

@@ -133,6 +133,38 @@ absl::Status CheckQuantized(const RunConfig& c, const Origins& origins, const st
   return absl::OkStatus();
 }
 
+absl::Status CheckAlgorithm(const RunConfig& c, const Origins& origins) {
+  const AlgorithmSection& a = c.algorithm;
+  if (a.name != "reinforce" && c.rollout.group_size < 2) {
+    return origins.Error("rollout.group_size", absl::StrCat("at least 2 for algorithm ", a.name),
+                         absl::StrCat(c.rollout.group_size));
+  }
+  if (a.kl_target > 0 && a.kl_coef == 0) {
+    return origins.Error("algorithm.kl_target", "0 while algorithm.kl_coef is 0",
+                         NumberText(a.kl_target));
+  }
+  const std::string of_this = absl::StrCat(" for algorithm ", a.name);
+  if (a.dual_clip > 0 && a.name == "reinforce") {
+    return origins.Error("algorithm.dual_clip", "0" + of_this, NumberText(a.dual_clip));
+  }
+  if (a.dual_clip > 0 && a.dual_clip < 1 + a.clip_high) {
+    return origins.Error(
+        "algorithm.dual_clip",
+        absl::StrCat("0 or at least 1 + algorithm.clip_high (", NumberText(1 + a.clip_high), ")"),
+        NumberText(a.dual_clip));
+  }
+  if (a.ratio_level != "token" && a.name != "grpo") {
+    return origins.Error("algorithm.ratio_level", "token" + of_this,
+                         absl::StrCat("'", a.ratio_level, "'"));
+  }
+  if (a.loss_denominator != "token_mean" && a.name == "rloo") {
+    return origins.Error("algorithm.loss_denominator",
+                         "nothing for algorithm rloo, which takes the mean over sequences",
+                         absl::StrCat("'", a.loss_denominator, "'"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckCluster(const RunConfig& c, const Origins& origins) {
   if (c.cluster.lease_ms < 2 * c.cluster.heartbeat_ms) {
     return origins.Error(
@@ -170,14 +202,10 @@ absl::Status FinishAndCheck(RunConfig* c, const Origins& origins) {
   RETURN_IF_ERROR(
       CheckQuantized(*c, origins, "rollout.kv_dtype", c->rollout.kv_dtype, "keys and values"));
   RETURN_IF_ERROR(CheckRewards(c, origins));
-  if (c->algorithm.name == "grpo" && c->rollout.group_size < 2) {
-    return origins.Error("rollout.group_size", "at least 2 for algorithm grpo",
-                         absl::StrCat(c->rollout.group_size));
+  if (c->algorithm.name == "rloo" && !origins.Has("algorithm.advantage_scale")) {
+    c->algorithm.advantage_scale = "leave_one_out";
   }
-  if (c->algorithm.kl_target > 0 && c->algorithm.kl_coef == 0) {
-    return origins.Error("algorithm.kl_target", "0 while algorithm.kl_coef is 0",
-                         NumberText(c->algorithm.kl_target));
-  }
+  RETURN_IF_ERROR(CheckAlgorithm(*c, origins));
   if (c->eval.every > 0 && c->data.eval.empty()) {
     return origins.Error("eval.every", "0 while data.eval names no file",
                          absl::StrCat(c->eval.every));

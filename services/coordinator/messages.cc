@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "rl/advantages.h"
 
 namespace stretto::services {
@@ -172,9 +173,11 @@ v1::ExperienceGroup ToExperience(const GroupRecord& group, const AlgorithmSectio
   std::vector<double> rewards;
   for (const RolloutRecord& rollout : group.rollouts) rewards.push_back(rollout.reward);
   std::vector<double> advantages(rewards.size());
-  const auto scale =
-      algorithm.advantage_scale == "none" ? rl::AdvantageScale::kNone : rl::AdvantageScale::kStd;
-  rl::GroupAdvantages(rewards, scale, absl::MakeSpan(advantages));
+  // `batch_std` is `none` within the group; the trainer, which sees the batch, divides.
+  const bool is_of_batch = algorithm.advantage_scale == "batch_std";
+  const auto scale = rl::AdvantageScaleByName(is_of_batch ? "none" : algorithm.advantage_scale);
+  STRETTO_CHECK(scale.ok());  // the run file was validated
+  rl::GroupAdvantages(rewards, *scale, absl::MakeSpan(advantages));
   v1::ExperienceGroup proto;
   *proto.mutable_prompt_id() = ToProto(group.place);
   proto.mutable_prompt_ids()->Add(group.prompt_ids.begin(), group.prompt_ids.end());

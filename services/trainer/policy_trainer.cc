@@ -18,13 +18,17 @@ using engine::Parameter;
 namespace {
 constexpr int kMaxVersions = 3;  // held for generators: the newest and the bases of its deltas
 
-absl::StatusOr<rl::ObjectiveOptions> ObjectiveOptionsOf(const AlgorithmSection& algorithm) {
+absl::StatusOr<rl::ObjectiveOptions> ObjectiveOptionsOf(const RunConfig& run) {
+  const AlgorithmSection& algorithm = run.algorithm;
   rl::ObjectiveOptions options;
   options.clip_low = algorithm.clip_low;
   options.clip_high = algorithm.clip_high;
+  options.dual_clip = algorithm.dual_clip;
+  options.constant_length = static_cast<double>(run.rollout.max_tokens);
   options.kl_coef = algorithm.kl_coef;
   options.entropy_coef = algorithm.entropy_coef;
   options.importance_cap = algorithm.importance_cap;
+  ASSIGN_OR_RETURN(options.ratio_level, rl::RatioLevelByName(algorithm.ratio_level));
   ASSIGN_OR_RETURN(options.kl_estimator, rl::KlEstimatorByName(algorithm.kl_estimator));
   ASSIGN_OR_RETURN(options.denominator, rl::LossDenominatorByName(algorithm.loss_denominator));
   return options;
@@ -190,10 +194,12 @@ absl::StatusOr<StepOutcome> PolicyTrainer::TakeStep(const StepRequest& request) 
 
 absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   const int64_t start_ns = Clock::Real().NowNs();
-  ASSIGN_OR_RETURN(rl::ObjectiveOptions options, ObjectiveOptionsOf(run_.algorithm));
+  ASSIGN_OR_RETURN(rl::ObjectiveOptions options, ObjectiveOptionsOf(run_));
   if (request.kl_coef.has_value()) options.kl_coef = *request.kl_coef;
   ASSIGN_OR_RETURN(const auto objective, rl::MakeObjective(run_.algorithm.name, options));
-  const StepObjective step_objective(objective, request.batch, request.base_version);
+  const bool divides = run_.algorithm.advantage_scale == "batch_std";
+  const StepObjective step_objective(objective, request.batch, request.base_version,
+                                     divides ? AdvantageDivisor(request.batch) : 1.0);
   ASSIGN_OR_RETURN(const engine::StepResult result, engine_->Step(request.batch, step_objective));
   const auto& mismatch = step_objective.first_mismatch();
   if (mismatch.has_value() && run_.schedule.numerics == "exact") {

@@ -5,11 +5,25 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "rl/advantages.h"
 
 namespace stretto::services {
+double AdvantageDivisor(const engine::TrainBatch& batch) {
+  std::vector<double> advantages;
+  for (const auto& group : batch.groups) {
+    for (const auto& completion : group.completions) {
+      if (!completion.ids.empty()) advantages.push_back(completion.advantage);
+    }
+  }
+  return rl::BatchScale(advantages);
+}
+
 StepObjective::StepObjective(const rl::Objective& objective, const engine::TrainBatch& batch,
-                             int64_t base_version)
-    : objective_(objective), batch_(batch), base_version_(base_version) {}
+                             int64_t base_version, double advantage_divisor)
+    : objective_(objective),
+      batch_(batch),
+      base_version_(base_version),
+      advantage_divisor_(advantage_divisor) {}
 
 void StepObjective::Evaluate(const engine::ObjectiveInput& input,
                              engine::ObjectiveOutput& output) const {
@@ -25,7 +39,7 @@ void StepObjective::Evaluate(const engine::ObjectiveInput& input,
       in.reference_logprobs_T = input.reference_logprobs.subspan(begin, size);
     }
     in.entropies_T = input.entropy.subspan(begin, size);
-    in.advantage = input.advantages[i];
+    in.advantage = input.advantages[i] / advantage_divisor_;
     in.id = input.completions[i].completion;
     const absl::StatusOr<rl::LossSums> sums =
         objective_.Evaluate(in, totals,

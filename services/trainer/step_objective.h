@@ -22,12 +22,16 @@ struct Mismatch {
   float trainer_logprob = 0, generator_logprob = 0;
 };
 
+// rl::BatchScale of the advantages of the batch's completions that have tokens.
+double AdvantageDivisor(const engine::TrainBatch& batch);
+
 // For one step of one batch. Not thread-safe.
 class StepObjective final : public engine::Objective {
  public:
-  // All outlive the object. `base_version`: the version that the step starts from.
+  // All outlive the object. `base_version`: the version that the step starts from. Advantages are
+  // divided by `advantage_divisor`.
   StepObjective(const rl::Objective& objective, const engine::TrainBatch& batch,
-                int64_t base_version);
+                int64_t base_version, double advantage_divisor = 1.0);
 
   void Evaluate(const engine::ObjectiveInput& input,
                 engine::ObjectiveOutput& output) const override;
@@ -51,6 +55,7 @@ class StepObjective final : public engine::Objective {
   const rl::Objective& objective_;
   const engine::TrainBatch& batch_;
   const int64_t base_version_;
+  const double advantage_divisor_;
   mutable State state_;  // of the step under way
 };
 }  // namespace stretto::services

@@ -83,6 +83,37 @@ TEST_CASE("the first token whose log-prob differs is named, across micro-batches
   CHECK(run({std::numeric_limits<float>::quiet_NaN(), -5.0f}).has_value());
 }
 
+TEST_CASE("advantages are divided over the batch, completions without tokens left out") {
+  engine::TrainBatch batch;
+  batch.groups.resize(2);
+  batch.groups[0].completions = {Completion({5}, {-1.0f}, {3}), Completion({}, {}, {})};
+  batch.groups[1].completions = {Completion({8}, {-4.0f}, {3})};
+  batch.groups[0].completions[0].advantage = 3;
+  batch.groups[0].completions[1].advantage = 100;
+  batch.groups[1].completions[0].advantage = -3;
+  CHECK(AdvantageDivisor(batch) == Approx(3));
+  const auto objective = rl::MakeObjective("reinforce", {});
+  REQUIRE_OK(objective);
+  const StepObjective step(*objective, batch, 3, AdvantageDivisor(batch));
+  const std::vector<float> logprobs = {-1.0f, -4.0f}, advantages = {3, -3}, entropy = {1, 1};
+  const std::vector<int64_t> begin = {0, 1, 2};
+  const std::vector<engine::CompletionRef> refs = {{0, 0}, {1, 0}};
+  std::vector<float> d_logprobs(2), d_entropy(2);
+  engine::ObjectiveInput input;
+  input.logprobs = input.behaviour_logprobs = logprobs;
+  input.entropy = entropy;
+  input.completion_begin = begin;
+  input.advantages = advantages;
+  input.completions = refs;
+  input.step_tokens = input.step_completions = 2;
+  engine::ObjectiveOutput output;
+  output.d_logprobs = absl::MakeSpan(d_logprobs);
+  output.d_entropy = absl::MakeSpan(d_entropy);
+  step.Evaluate(input, output);
+  CHECK(d_logprobs[0] == Approx(-0.5));
+  CHECK(d_logprobs[1] == Approx(0.5));
+}
+
 TEST_CASE("what a checkpoint carries comes back; times are left out") {
   StepOutcome outcome;
   outcome.version = 12;

@@ -216,6 +216,46 @@ TEST_CASE("a KL term, and prompts that are too long") {
   CHECK(summary["last_step"].contains("kl"));
 }
 
+// Each setting trains, and differently; the adaptive KL coefficient is part of what a killed run
+// goes on with.
+TEST_CASE("other objectives, and an adaptive KL coefficient that goes on where it was") {
+  TestRunOptions rloo = Options();
+  rloo.algorithm =
+      "algorithm: {name: rloo, kl_coef: 0.05, kl_estimator: k2, "
+      "kl_target: 0.0001, kl_horizon: 8}\n";
+  TestRunOptions gspo = Options();
+  gspo.algorithm =
+      "algorithm: {name: grpo, advantage_scale: batch_std, ratio_level: sequence, dual_clip: 3, "
+      "loss_denominator: constant, importance_cap: 2, entropy_coef: 0.01}\n";
+  const std::vector<std::string> sets = {"train.steps=4", "train.checkpoint_every=1",
+                                         "eval.before=false", "eval.every=0"};
+  Cluster undisturbed(sets, rloo);
+  undisturbed.StartAll();
+  const json expected = undisturbed.Finish();
+  CHECK(expected["steps"] == 4);
+  const double kl_coef = expected["last_step"]["kl_coef"];
+  CHECK(kl_coef > 0);
+  CHECK(kl_coef != 0.05);
+
+  Cluster killed(sets, rloo);
+  killed.StartAll();
+  REQUIRE(Eventually([&] { return killed.Status().step() >= 2; }, 60000));
+  killed.KillAll();
+  killed.StartAll();
+  const json summary = killed.Finish();
+  CHECK(summary["checkpoint_hash"] == expected["checkpoint_hash"]);
+  CHECK(summary["last_step"]["kl_coef"] == kl_coef);
+
+  Cluster other(sets, gspo);
+  other.StartAll();
+  const json of_other = other.Finish();
+  CHECK(of_other["steps"] == 4);
+  CHECK(of_other["last_step"]["ratio_max"] == 1.0);
+  CHECK(of_other["last_step"].contains("clip_fraction_dual"));
+  CHECK(of_other["last_step"]["importance_weight_mean"] == 1.0);
+  CHECK(of_other["logprob_mismatch_max"] == 0.0);
+}
+
 TEST_CASE("a run waits for its reward service, and says so") {
   const int port = FreePort();
   TestRunOptions options = Options();

@@ -1,0 +1,134 @@
+#include "cli/finetune.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "engine/formats/export_hf.h"
+
+namespace stretto::cli {
+void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::string& batch,
+                      FinetuneFlags* flags) {
+  command.add_option("--data", flags->data, data)->required();
+  command.add_option("--out", flags->out, "The Hugging Face folder to write")->required();
+  command.add_flag("--overwrite", flags->overwrite);
+  command.add_option("--steps", flags->steps)->check(CLI::PositiveNumber);
+  command.add_option("--batch", flags->batch, batch)->check(CLI::PositiveNumber);
+  command.add_option("--lr", flags->lr)->check(CLI::PositiveNumber);
+  command.add_option("--warmup", flags->warmup)->check(CLI::NonNegativeNumber);
+  command.add_option("--weight-decay", flags->weight_decay)->check(CLI::NonNegativeNumber);
+  command.add_option("--max-sequence-length", flags->max_sequence_length)
+      ->check(CLI::PositiveNumber);
+  command.add_option("--dtype", flags->dtype)->check(CLI::IsMember({"bf16", "f32"}));
+  command.add_option("--chat-format", flags->prompts.chat_format);
+  command.add_option("--system", flags->prompts.system_prompt);
+  command.add_option("--seed", flags->seed);
+  command.add_option("--threads", flags->threads);
+}
+
+absl::Status CheckOut(const FinetuneFlags& flags) {
+  if (!flags.overwrite && Files::Real().Exists(flags.out)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(flags.out, ": exists already; --overwrite replaces it"));
+  }
+  return engine::CheckReplaceable(Files::Real(), flags.out);
+}
+
+absl::StatusOr<engine::ModelFiles> OpenStart(const FinetuneFlags& flags) {
+  if (!flags.model.empty()) return engine::OpenModel(flags.model);
+  engine::ModelFiles files;
+  files.path = flags.tokenizer;
+  ASSIGN_OR_RETURN(const std::string json, Files::Real().ReadAll(flags.config));
+  ASSIGN_OR_RETURN(files.config, engine::ParseHfConfig(flags.config, json));
+  return files;
+}
+
+absl::StatusOr<std::unique_ptr<engine::TrainerEngine>> CreateTrainer(
+    engine::Device& device, const engine::ModelFiles& files, const FinetuneFlags& flags,
+    int64_t micro_batch_tokens) {
+  engine::TrainerOptions options;
+  options.dtype = flags.dtype == "f32" ? DType::kF32 : DType::kBF16;
+  options.max_sequence_length = flags.max_sequence_length;
+  options.micro_batch_tokens = micro_batch_tokens;
+  options.schedule = {.kind = flags.schedule,
+                      .lr = flags.lr,
+                      .warmup_steps = flags.warmup,
+                      .total_steps = flags.steps};
+  options.weight_decay = flags.weight_decay;
+  ASSIGN_OR_RETURN(auto trainer, engine::TrainerEngine::Create(device, files.config, options));
+  if (files.tensors != nullptr) {
+    RETURN_IF_ERROR(trainer->LoadModel(*files.tensors));
+  } else {
+    RETURN_IF_ERROR(trainer->InitRandom(flags.seed));
+  }
+  return trainer;
+}
+
+absl::Status ExportTrained(const FinetuneFlags& flags, const engine::ModelFiles& files,
+                           const engine::PromptEncoder& prompts, engine::TrainerEngine& trainer) {
+  engine::ExportOptions options;
+  options.path = flags.out;
+  options.config = files.config;
+  options.generation = files.generation;
+  options.overwrite = flags.overwrite;
+  options.tokenizer_files = {
+      {"tokenizer.json", prompts.tokenizer().ToTokenizerJson()},
+      {"tokenizer_config.json", prompts.tokenizer().ToTokenizerConfigJson()}};
+  return engine::ExportHf(Files::Real(), options,
+                          [&trainer](const engine::TensorSpec& tensor, int64_t begin, int64_t end,
+                                     DType type, void* dst) {
+                            return trainer.ReadRows(*trainer.layout().Find(tensor.name), begin, end,
+                                                    type, dst);
+                          });
+}
+
+absl::Status ReadExamples(const std::string& path,
+                          absl::FunctionRef<absl::Status(const std::string& line)> read) {
+  ASSIGN_OR_RETURN(const std::string content, Files::Real().ReadAll(path));
+  bool found = false;
+  size_t begin = 0;
+  for (int64_t number = 1; begin < content.size(); ++number) {
+    const size_t end = std::min(content.find('\n', begin), content.size());
+    if (end > begin) {
+      found = true;
+      const absl::Status status = read(content.substr(begin, end - begin));
+      if (!status.ok()) return Annotate(status, absl::StrCat(path, ":", number));
+    }
+    begin = end + 1;
+  }
+  return found ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrCat(path, ": no examples"));
+}
+
+absl::StatusOr<std::vector<int32_t>> EncodeCompletion(const engine::PromptEncoder& prompts,
+                                                      const std::string& text) {
+  ASSIGN_OR_RETURN(auto ids, prompts.tokenizer().Encode(
+                                 text, {.add_special_tokens = false, .parse_special = false}));
+  if (!prompts.stop_ids().empty()) ids.push_back(prompts.stop_ids().front());
+  return ids;
+}
+
+EpochOrder::EpochOrder(size_t num_examples, uint64_t seed)
+    : order_(num_examples), shuffle_(seed), cursor_(num_examples) {
+  std::iota(order_.begin(), order_.end(), size_t{0});
+}
+
+size_t EpochOrder::Next() {
+  if (cursor_ == order_.size()) {
+    for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[shuffle_.Below(i)]);
+    cursor_ = 0;
+  }
+  return order_[cursor_++];
+}
+
+void PrintStep(const FinetuneFlags& flags, int64_t step, const engine::StepResult& result,
+               const std::string& more, double seconds) {
+  std::printf("step %lld/%lld  loss %.4f  grad norm %.3f%s  %.1f s\n", static_cast<long long>(step),
+              static_cast<long long>(flags.steps), result.loss, result.grad_norm, more.c_str(),
+              seconds);
+  std::fflush(stdout);
+}
+}  // namespace stretto::cli
