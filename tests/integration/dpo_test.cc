@@ -82,14 +82,14 @@ TEST_CASE("a bad line of preferences is named with its file") {
   const Dpo dpo;
   std::ofstream(dpo.File("bad.jsonl")) << "{\"prompt\": \"1+1=\", \"chosen\": \"2\", "
                                           "\"rejected\": \"3\"}\n{\"prompt\": \"1\"}\n";
-  CHECK(dpo.Run("bad", 1, {}, "bad.jsonl").find("bad.jsonl:2: expected a JSON object with") !=
+  CHECK(dpo.Run("bad", 2, {}, "bad.jsonl").find("bad.jsonl:2: expected a JSON object with") !=
         std::string::npos);
   std::ofstream(dpo.File("long.jsonl")) << "{\"prompt\": \"1+1=\", \"chosen\": \"2\", "
                                            "\"rejected\": \""
                                         << std::string(90, '3') << "\"}\n";
-  CHECK(dpo.Run("long", 1, {}, "long.jsonl").find("expected at most 32 tokens") !=
+  CHECK(dpo.Run("long", 2, {}, "long.jsonl").find("expected at most 32 tokens") !=
         std::string::npos);
-  CHECK(dpo.Run("none", 1, {"--label-smoothing", "0.7"}).find("below 0.5") != std::string::npos);
+  CHECK(dpo.Run("none", 2, {"--label-smoothing", "0.7"}).find("below 0.5") != std::string::npos);
 }
 }  // namespace
 }  // namespace stretto::testing
