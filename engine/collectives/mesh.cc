@@ -17,6 +17,7 @@ namespace {
 constexpr uint32_t kMagic = 0x46525453;  // "STRF"
 constexpr uint8_t kData = 1, kFarewell = 2;
 constexpr int64_t kFarewellNs = 1'000'000'000, kGreetingNs = 2'000'000'000;
+constexpr int64_t kHearsayNs = 5'000'000'000;  // to be told by a peer who is to blame, at most
 constexpr int kMaxPollMs = 1000;
 constexpr int64_t kStoppedNs = 1'000'000'000;  // of delay that no scheduler makes
 constexpr size_t kMaxFarewellBytes = 2000;
@@ -188,6 +189,7 @@ absl::Status Mesh::Exchange(const FrameLabel& label, absl::Span<PeerFrames> fram
     overhead_bytes_sent_ += kHeaderBytes;
   }
   DeadlineNs deadline = AfterNs(absl::ToInt64Nanoseconds(timeout));
+  bool waited_on = false;
   absl::Status status;
   const auto busy = [&all] {
     return std::any_of(all.begin(), all.end(),
@@ -195,6 +197,13 @@ absl::Status Mesh::Exchange(const FrameLabel& label, absl::Span<PeerFrames> fram
   };
   while (status.ok() && busy()) {
     status = Poll(all, deadline);
+    if (absl::IsDeadlineExceeded(status) && !waited_on && NumSilent(all) > 1) {
+      // A rank that waits for another one in the operation before looks as silent as that one. It
+      // began to wait earlier, and is about to say for whom.
+      waited_on = true;
+      status = absl::OkStatus();
+      deadline = AfterNs(std::min(absl::ToInt64Nanoseconds(timeout) / 4, kHearsayNs));
+    }
     if (absl::IsDeadlineExceeded(status)) status = Late(label, all, timeout);
     // What has arrived is read before what has gone is noticed.
     for (Progress& p : all) {
@@ -325,6 +334,11 @@ absl::Status Mesh::ReadFarewell(const Progress& p) const {
 absl::Status Mesh::Lost(const FrameLabel& label, int peer) const {
   return absl::UnavailableError(absl::StrCat(group_.Describe(peer), " left the group before ",
                                              Title(label.kind, label.sequence), " was done"));
+}
+
+int Mesh::NumSilent(const std::vector<Progress>& all) {
+  return static_cast<int>(
+      std::count_if(all.begin(), all.end(), [](const Progress& p) { return !p.header_checked; }));
 }
 
 absl::Status Mesh::Late(const FrameLabel& label, const std::vector<Progress>& all,

@@ -70,6 +70,8 @@ class Mesh {
   absl::Status ReceiveSome(const FrameLabel& label, Progress& p);
   absl::Status CheckHeader(const FrameLabel& label, const Progress& p) const;
   absl::Status ReadFarewell(const Progress& p) const;
+  // Peers of which nothing has come yet.
+  static int NumSilent(const std::vector<Progress>& all);
   absl::Status Late(const FrameLabel& label, const std::vector<Progress>& all,
                     absl::Duration timeout) const;
   absl::Status Lost(const FrameLabel& label, int peer) const;
