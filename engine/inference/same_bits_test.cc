@@ -47,10 +47,12 @@ std::vector<Case> MakeCases(const Model& model, PhiloxStream& random, int count)
   return cases;
 }
 
+// Half of them with so few blocks that sequences must give way to each other.
 EngineOptions RandomOptions(PhiloxStream& random) {
+  const bool tight = random.Below(2) == 0;
   EngineOptions options;
-  options.num_kv_blocks = 7 + static_cast<int64_t>(random.Below(random.Below(2) == 0 ? 8 : 100));
-  options.max_running = 1 + static_cast<int32_t>(random.Below(20));
+  options.num_kv_blocks = 7 + static_cast<int64_t>(random.Below(tight ? 6 : 100));
+  options.max_running = (tight ? 6 : 1) + static_cast<int32_t>(random.Below(20));
   options.max_tokens_per_step = options.max_running + static_cast<int32_t>(random.Below(100));
   options.prefix_cache = random.Below(2) == 0;
   options.eos_ids = {5};
@@ -234,7 +236,8 @@ TEST_CASE("quantised keys and values write other bits, not far from those") {
     }
     INFO(Name(format) << ": log-prob gap " << total / 59 << " in the mean, at most " << largest);
     CHECK(total > 0);
-    CHECK(total / 59 < 0.1);
+    // Twice the largest of 24 seeds, 0.034 and 0.132: a byte of fp8 keeps three bits of a mantissa.
+    CHECK(total / 59 < (format == WeightFormat::kInt8 ? 0.07 : 0.26));
   }
 }
 
