@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
 #include <set>
 
@@ -60,6 +62,10 @@ TEST_CASE("file errors name the path and the reason") {
   CHECK(missing.status().code() == absl::StatusCode::kNotFound);
   CHECK(std::string(missing.status().message()).find("/nonexistent/file") != std::string::npos);
   CHECK_FALSE(MappedFile::Open("/").ok());
+  if (Files::Real().Exists("/dev/zero")) CHECK_FALSE(Files::Real().ReadAll("/dev/zero").ok());
+  testing::TempDir dir;
+  REQUIRE(mkfifo(dir.File("pipe").c_str(), 0600) == 0);
+  CHECK_FALSE(MappedFile::Open(dir.File("pipe")).ok());  // doesn't wait for a writer
   if (Files::Real().Exists("/dev/full")) {
     auto full = Files::Real().Create("/dev/full");
     REQUIRE_OK(full);

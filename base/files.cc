@@ -67,6 +67,13 @@ class PosixFiles final : public Files {
   absl::StatusOr<std::string> ReadAll(const std::string& path) override {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) return SystemError("cannot open", path, errno);
+    // Pipes and terminals may be read; other devices might never end.
+    struct stat info {};
+    if (::fstat(fd, &info) == 0 && (S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode)) &&
+        ::isatty(fd) == 0 && path != "/dev/null") {
+      ::close(fd);
+      return absl::InvalidArgumentError(absl::StrCat(path, ": is a device, expected a file"));
+    }
     std::string content;
     char chunk[1 << 16];
     for (;;) {
@@ -130,7 +137,8 @@ class PosixFiles final : public Files {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Not to wait for the writer of a pipe, which can't be mapped anyway.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return SystemError("cannot open", path, errno);
   struct stat info {};
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {

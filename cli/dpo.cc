@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "cli/commands.h"
+#include "cli/conversation.h"
 #include "cli/finetune.h"
 #include "rl/pairs.h"
 
@@ -30,13 +31,14 @@ struct DpoFlags {
 // A dataset line is a group of two: `chosen` and `rejected`, in this order.
 absl::StatusOr<TrainGroup> EncodePair(const engine::PromptEncoder& prompts,
                                       const FinetuneFlags& flags, const std::string& line) {
-  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  ASSIGN_OR_RETURN(const std::string plain, PlainLine(line, {"chosen", "rejected"}));
+  const Json json = Json::parse(plain);
+  if (json["chosen"] == json["rejected"]) {
+    return absl::InvalidArgumentError(
+        "`chosen` and `rejected` are the same text: nothing is preferred");
+  }
   TrainGroup group;
   for (const char* key : {"chosen", "rejected"}) {
-    if (!json.is_object() || !json.contains(key) || !json[key].is_string()) {
-      return absl::InvalidArgumentError(
-          "expected a JSON object with `chosen` and `rejected` (texts) and `prompt` or `messages`");
-    }
     engine::TrainCompletion completion;
     ASSIGN_OR_RETURN(completion.ids, EncodeCompletion(prompts, json[key].get<std::string>()));
     if (completion.ids.empty()) {
@@ -46,7 +48,7 @@ absl::StatusOr<TrainGroup> EncodePair(const engine::PromptEncoder& prompts,
         group.completions.empty() ? 1 : -1;  // says that the group has a gradient
     group.completions.push_back(std::move(completion));
   }
-  ASSIGN_OR_RETURN(group.prompt_ids, prompts.EncodeLine(line));
+  ASSIGN_OR_RETURN(group.prompt_ids, prompts.EncodeLine(plain));
   for (const auto& completion : group.completions) {
     const size_t length = group.prompt_ids.size() + completion.ids.size();
     if (static_cast<int64_t>(length) <= flags.max_sequence_length) continue;
@@ -160,6 +162,7 @@ absl::Status RunSteps(const DpoFlags& flags, const std::vector<TrainGroup>& pair
     const DpoStep step_objective(objective, flags.pairs.loss);
     ASSIGN_OR_RETURN(const auto result, trainer.Step(batch, step_objective));
     RETURN_IF_ERROR(Annotate(step_objective.error(), absl::StrCat("step ", step)));
+    RETURN_IF_ERROR(CheckFinite(step, result));
     if (step == 1 || step % 20 == 0 || step == flags.common.steps) {
       const auto metrics = step_objective.sums().Metrics();
       PrintStep(flags.common, step, result,
@@ -204,8 +207,10 @@ void AddDpoCommand(CLI::App& app, Command* chosen) {
   CLI::App* command = app.add_subcommand("dpo", "Trains a model on preferences.");
   command->add_option("--model", flags->common.model, "Hugging Face folder or GGUF file")
       ->required();
-  AddFinetuneFlags(*command, "JSONL: `prompt` or `messages`, `chosen` and `rejected`",
-                   "Pairs a step", &flags->common);
+  AddFinetuneFlags(
+      *command,
+      "JSONL: `prompt` or `messages`, `chosen` and `rejected`, texts or lists of messages",
+      "Pairs a step", &flags->common);
   command->add_option("--beta", flags->pairs.beta, "Strength of the pull to the reference")
       ->check(CLI::PositiveNumber);
   command->add_option("--loss", flags->loss)->check(CLI::IsMember({"sigmoid", "ipo"}));

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <numeric>
 
@@ -15,19 +16,36 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
                       FinetuneFlags* flags) {
   command.add_option("--data", flags->data, data)->required();
   command.add_option("--out", flags->out, "The Hugging Face folder to write")->required();
-  command.add_flag("--overwrite", flags->overwrite);
-  command.add_option("--steps", flags->steps)->check(CLI::PositiveNumber);
-  command.add_option("--batch", flags->batch, batch)->check(CLI::PositiveNumber);
-  command.add_option("--lr", flags->lr)->check(CLI::PositiveNumber);
-  command.add_option("--warmup", flags->warmup)->check(CLI::NonNegativeNumber);
-  command.add_option("--weight-decay", flags->weight_decay)->check(CLI::NonNegativeNumber);
-  command.add_option("--max-sequence-length", flags->max_sequence_length)
+  command.add_flag("--overwrite", flags->overwrite, "Replaces --out if it exists");
+  command.add_option("--steps", flags->steps, "Updates of the weights")
+      ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  command.add_option("--dtype", flags->dtype)->check(CLI::IsMember({"bf16", "f32"}));
-  command.add_option("--chat-format", flags->prompts.chat_format);
-  command.add_option("--system", flags->prompts.system_prompt);
-  command.add_option("--seed", flags->seed);
-  command.add_option("--threads", flags->threads);
+  command.add_option("--batch", flags->batch, batch)
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command.add_option("--lr", flags->lr, "Learning rate, at its highest")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command.add_option("--warmup", flags->warmup, "Steps in which the learning rate rises")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--weight-decay", flags->weight_decay, "AdamW's")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--max-sequence-length", flags->max_sequence_length,
+                  "Tokens of a prompt and its completion, at most")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command.add_option("--dtype", flags->dtype, "Of computing; masters are f32")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"bf16", "f32"}));
+  command.add_option(
+      "--chat-format", flags->prompts.chat_format,
+      "How messages become a prompt: auto (the model's own way), chatml, llama3, none");
+  command.add_option("--system", flags->prompts.system_prompt, "A system message for every prompt");
+  command.add_option("--seed", flags->seed, "Of the order of examples")->capture_default_str();
+  command.add_option("--threads", flags->threads, "0: all processors")->capture_default_str();
 }
 
 absl::Status CheckOut(const FinetuneFlags& flags) {
@@ -78,12 +96,14 @@ absl::Status ExportTrained(const FinetuneFlags& flags, const engine::ModelFiles&
   options.tokenizer_files = {
       {"tokenizer.json", prompts.tokenizer().ToTokenizerJson()},
       {"tokenizer_config.json", prompts.tokenizer().ToTokenizerConfigJson()}};
-  return engine::ExportHf(Files::Real(), options,
-                          [&trainer](const engine::TensorSpec& tensor, int64_t begin, int64_t end,
-                                     DType type, void* dst) {
-                            return trainer.ReadRows(*trainer.layout().Find(tensor.name), begin, end,
-                                                    type, dst);
-                          });
+  RETURN_IF_ERROR(engine::ExportHf(Files::Real(), options,
+                                   [&trainer](const engine::TensorSpec& tensor, int64_t begin,
+                                              int64_t end, DType type, void* dst) {
+                                     return trainer.ReadRows(*trainer.layout().Find(tensor.name),
+                                                             begin, end, type, dst);
+                                   }));
+  std::printf("Wrote %s\n", flags.out.c_str());
+  return absl::OkStatus();
 }
 
 absl::Status ReadExamples(const std::string& path,
@@ -122,6 +142,13 @@ size_t EpochOrder::Next() {
     cursor_ = 0;
   }
   return order_[cursor_++];
+}
+
+absl::Status CheckFinite(int64_t step, const engine::StepResult& result) {
+  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("step ", step, ": loss ", result.loss, ", gradient norm ", result.grad_norm,
+                   ": no numbers to go on with; nothing was written. Try a lower --lr"));
 }
 
 void PrintStep(const FinetuneFlags& flags, int64_t step, const engine::StepResult& result,

@@ -66,6 +66,8 @@ class EpochOrder {
   size_t cursor_;
 };
 
+// Stops training that has gone wrong before it spoils the model: nothing is written then.
+absl::Status CheckFinite(int64_t step, const engine::StepResult& result);
 // "step 20/200  loss 0.1234  grad norm 1.000<more>  3.1 s".
 void PrintStep(const FinetuneFlags& flags, int64_t step, const engine::StepResult& result,
                const std::string& more, double seconds);

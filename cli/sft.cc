@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "cli/commands.h"
+#include "cli/conversation.h"
 #include "cli/finetune.h"
 
 namespace stretto::cli {
@@ -17,12 +18,9 @@ using engine::SupervisedSequence;
 // A dataset line: a prompt (as in RL datasets) and `completion`, the text to imitate.
 absl::StatusOr<SupervisedSequence> EncodeExample(const engine::PromptEncoder& prompts,
                                                  const std::string& line) {
-  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("completion") || !json["completion"].is_string()) {
-    return absl::InvalidArgumentError(
-        "expected a JSON object with `completion` (text) and `prompt` or `messages`");
-  }
-  ASSIGN_OR_RETURN(auto ids, prompts.EncodeLine(line));
+  ASSIGN_OR_RETURN(const std::string plain, PlainLine(line, {"completion"}));
+  const Json json = Json::parse(plain);
+  ASSIGN_OR_RETURN(auto ids, prompts.EncodeLine(plain));
   const auto loss_begin = static_cast<int64_t>(ids.size());
   ASSIGN_OR_RETURN(const auto completion,
                    EncodeCompletion(prompts, json["completion"].get<std::string>()));
@@ -38,6 +36,7 @@ absl::Status RunSteps(const FinetuneFlags& flags, const std::vector<SupervisedSe
     std::vector<SupervisedSequence> batch;
     for (int64_t i = 0; i < flags.batch; ++i) batch.push_back(examples[order.Next()]);
     ASSIGN_OR_RETURN(const auto result, trainer.SupervisedStep(batch));
+    RETURN_IF_ERROR(CheckFinite(step, result));
     if (step % 20 == 0 || step == flags.steps) {
       PrintStep(flags, step, result, "", Clock::Real().NowSeconds() - start);
     }
@@ -71,8 +70,11 @@ void AddSftCommand(CLI::App& app, Command* chosen) {
   start->require_option(1);
   command->add_option("--tokenizer", flags->tokenizer,
                       "With --config: the folder with tokenizer.json");
-  AddFinetuneFlags(*command, "JSONL: `prompt` or `messages`, and `completion`", "Sequences a step",
-                   flags.get());
+  AddFinetuneFlags(
+      *command,
+      "JSONL: `prompt` or `messages`, and `completion`; or `messages` alone, of which the "
+      "last is imitated",
+      "Sequences a step", flags.get());
   command->callback([flags, chosen] { *chosen = [flags] { return Finish(Sft(*flags)); }; });
 }
 }  // namespace stretto::cli

@@ -2,9 +2,9 @@
 
     pip install grpcio grpcio-tools
     python -m grpc_tools.protoc -I protos --python_out=. --grpc_python_out=. protos/stretto/v1/reward.proto
-    python examples/reward_service.py 50060
+    python examples/reward_service.py 50061
 
-and in the run file:  rewards: [{type: service, address: "localhost:50060"}]
+and in the run file:  rewards: [{type: service, address: "localhost:50061"}]
 """
 
 import json

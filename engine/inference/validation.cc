@@ -42,8 +42,9 @@ absl::Status ValidateDistribution(const SamplingParams& p) {
 }
 
 absl::Status ValidatePenalties(const SamplingParams& p, const RequestLimits& limits) {
-  if (!(p.repetition_penalty > 0 && p.repetition_penalty <= 100)) {
-    return Invalid("repetition_penalty", p.repetition_penalty, "a number in (0, 100]");
+  // Much smaller ones would take logits out of what f32 can hold.
+  if (!(p.repetition_penalty >= 0.01F && p.repetition_penalty <= 100)) {
+    return Invalid("repetition_penalty", p.repetition_penalty, "a number from 0.01 to 100");
   }
   if (!(std::fabs(p.presence_penalty) <= 100)) {
     return Invalid("presence_penalty", p.presence_penalty, "a number in [-100, 100]");

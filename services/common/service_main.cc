@@ -165,7 +165,7 @@ class Process {
     address_ = ReachableAddress(flags.bind, server_->port());
     service_.OnServing(address_);
     RETURN_IF_ERROR(WriteMemberFile(metrics_port));
-    LogInfo("serving at ", address_,
+    LogInfo("serving gRPC at ", address_,
             metrics_port >= 0 ? absl::StrCat(", metrics at port ", metrics_port) : "",
             ", ready after ", (Clock::Real().NowNs() - start_ns) / 1000000, " ms");
     Join();

@@ -124,7 +124,7 @@ absl::Status Coordinator::Open() {
   RETURN_IF_ERROR(Files::Real().MakeDirs(config_.run.dir));
   const std::string run_id = absl::StrCat(config_.run.name, "-", config_.hash.substr(0, 8));
   ASSIGN_OR_RETURN(journal_, Journal::Open(JoinPath(config_.run.dir, "run.sqlite"), run_id,
-                                           RunEssence(config_)));
+                                           RunEssence(config_), /*wait=*/absl::Seconds(10)));
   ASSIGN_OR_RETURN(RestoredRun restored, journal_->Restore());
   ASSIGN_OR_RETURN(const std::vector<StepRecord> steps, journal_->ReadSteps());
   ASSIGN_OR_RETURN(evals_, journal_->ReadEvals());

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/status.h"
 
 namespace stretto::services {
@@ -28,10 +29,17 @@ std::string ToJson(const std::map<std::string, double>& values) {
 }
 
 // The lock is a file of its own: it falls with the process, and SQL tools may read beside it.
-absl::StatusOr<int> TakeLock(const std::string& path) {
+absl::StatusOr<int> TakeLock(const std::string& path, absl::Duration wait) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0) return absl::NotFoundError(absl::StrCat(path, ": cannot be opened"));
-  if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+  Clock& clock = Clock::Real();
+  const int64_t end_ns = clock.NowNs() + absl::ToInt64Nanoseconds(wait);
+  bool locked = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
+  while (!locked && clock.NowNs() < end_ns) {
+    clock.SleepNs(50'000'000);
+    locked = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
+  }
+  if (!locked) {
     ::close(fd);
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": another coordinator has this run's journal"));
@@ -42,8 +50,9 @@ absl::StatusOr<int> TakeLock(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(const std::string& path,
                                                        const std::string& run_id,
-                                                       const std::string& essence) {
-  ASSIGN_OR_RETURN(const int lock_fd, TakeLock(path + ".lock"));
+                                                       const std::string& essence,
+                                                       absl::Duration wait) {
+  ASSIGN_OR_RETURN(const int lock_fd, TakeLock(path + ".lock", wait));
   auto db = Sqlite::Open(path);
   if (!db.ok()) {
     ::close(lock_fd);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "services/coordinator/core_types.h"
 #include "services/coordinator/sqlite.h"
 
@@ -57,11 +58,13 @@ struct RunTotals {
 
 class Journal {
  public:
-  // Creates or opens `path`. FAILED_PRECONDITION: another process has it, or its run's essence (a
+  // Creates or opens `path`; waits so long for a process that has it to end, as members of a run
+  // that was killed do. FAILED_PRECONDITION: another process has it still, or its run's essence (a
   // text that says what must not change, see RunEssence) is another.
   static absl::StatusOr<std::unique_ptr<Journal>> Open(const std::string& path,
                                                        const std::string& run_id,
-                                                       const std::string& essence);
+                                                       const std::string& essence,
+                                                       absl::Duration wait = absl::ZeroDuration());
   ~Journal();
 
   const std::string& run_id() const { return run_id_; }  // as it was at first

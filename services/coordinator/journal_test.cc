@@ -6,8 +6,10 @@
 
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <thread>
 
 #include "absl/strings/match.h"
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/testing.h"
 #include "services/coordinator/dataset.h"
@@ -152,6 +154,16 @@ TEST_CASE("a second coordinator and another run are refused") {
   const auto second = Journal::Open(path, "run-1", "essence");
   REQUIRE_FALSE(second.ok());
   CHECK(absl::StrContains(second.status().message(), "another coordinator"));
+  {
+    std::thread ending([&first] {
+      Clock::Real().SleepNs(100'000'000);
+      first->reset();
+    });
+    auto third = Journal::Open(path, "run-1", "essence", /*wait=*/absl::Seconds(60));
+    ending.join();
+    REQUIRE_OK(third);
+    first = std::move(third);
+  }
   Fill(first->get());
   first->reset();
   const auto other = Journal::Open(path, "run-1", "other settings");

@@ -160,7 +160,10 @@ class GeneratorProgram final : public Service {
 
  private:
   absl::Status StartHttp(const ServiceContext& context) {
-    if (http_port_ < 0) return absl::OkStatus();
+    if (http_port_ < 0) {
+      if (!context.run.has_value()) LogInfo("no HTTP API: --http-port PORT serves one");
+      return absl::OkStatus();
+    }
     OpenAiApiOptions options;
     options.model_name = served_model_name_;
     options.max_model_len = host_->transformer->options().max_sequence_length;

@@ -82,14 +82,25 @@ TEST_CASE("a bad line of preferences is named with its file") {
   const Dpo dpo;
   std::ofstream(dpo.File("bad.jsonl")) << "{\"prompt\": \"1+1=\", \"chosen\": \"2\", "
                                           "\"rejected\": \"3\"}\n{\"prompt\": \"1\"}\n";
-  CHECK(dpo.Run("bad", 2, {}, "bad.jsonl").find("bad.jsonl:2: expected a JSON object with") !=
+  CHECK(dpo.Run("bad", 2, {}, "bad.jsonl").find("bad.jsonl:2: expected `chosen`, a text") !=
         std::string::npos);
   std::ofstream(dpo.File("long.jsonl")) << "{\"prompt\": \"1+1=\", \"chosen\": \"2\", "
                                            "\"rejected\": \""
                                         << std::string(90, '3') << "\"}\n";
   CHECK(dpo.Run("long", 2, {}, "long.jsonl").find("expected at most 32 tokens") !=
         std::string::npos);
+  std::ofstream(dpo.File("same.jsonl")) << "{\"prompt\": \"1+1=\", \"chosen\": \"2\", "
+                                           "\"rejected\": \"2\"}\n";
+  CHECK(dpo.Run("same", 2, {}, "same.jsonl").find("the same text") != std::string::npos);
   CHECK(dpo.Run("none", 2, {"--label-smoothing", "0.7"}).find("below 0.5") != std::string::npos);
+}
+
+TEST_CASE("training that leaves the numbers writes no model") {
+  const Dpo dpo;
+  const std::string log = dpo.Run("out", 1, {"--beta", "1e300"});
+  CHECK(log.find("step 1: ") != std::string::npos);
+  CHECK(log.find("nothing was written") != std::string::npos);
+  CHECK_FALSE(Files::Real().Exists(dpo.File("out")));
 }
 }  // namespace
 }  // namespace stretto::testing

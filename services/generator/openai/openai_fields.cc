@@ -1,5 +1,7 @@
 #include "services/generator/openai/openai_fields.h"
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "services/generator/openai/openai_request.h"
 
@@ -92,7 +94,12 @@ bool Fields::Float(const std::string& key, float* out) {
     Fail(key, absl::StrCat("expected a number, found ", value->type_name()));
     return false;
   }
-  *out = value->get<float>();
+  const auto number = value->get<double>();
+  *out = static_cast<float>(number);
+  if ((*out == 0) != (number == 0) || !std::isfinite(*out)) {
+    Fail(key, absl::StrCat("expected a number that 32 bits can hold, found ", value->dump()));
+    return false;
+  }
   return true;
 }
 

@@ -214,6 +214,8 @@ TEST_CASE("what is refused is named") {
   CHECK(RefusalOf({{"prompt", "1"}, {"n", 1.5}}).param == "n");
   CHECK(RefusalOf({{"prompt", "1"}, {"seed", 1e30}}).param == "seed");
   CHECK(RefusalOf({{"prompt", "1"}, {"temperature", "hot"}}).param == "temperature");
+  CHECK(RefusalOf({{"prompt", "1"}, {"temperature", 1e-300}}).param == "temperature");
+  CHECK(RefusalOf({{"prompt", "1"}, {"temperature", 1e300}}).param == "temperature");
   CHECK(RefusalOf({{"prompt", "1"}, {"stop", {1}}}).param == "stop");
   CHECK(RefusalOf({{"prompt", "1"}, {"logit_bias", {{"x", 1}}}}).param == "logit_bias");
   CHECK(RefusalOf({{"prompt", "1"}, {"best_of", 2}}).param == "best_of");
