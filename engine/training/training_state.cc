@@ -202,6 +202,10 @@ absl::Status TrainingState::RefreshWeights() {
     device_.Copy(stream_, In(weights_flat_, weight_place_, piece.begin, piece.count),
                  In(master_, optimizer_place_, piece.begin, piece.count));
   }
+  return PublishWeights();
+}
+
+absl::Status TrainingState::PublishWeights() {
   device_.Synchronize(stream_);
   if (weight_place_.map != &whole_) return absl::OkStatus();
   if (optimizer_place_.map != &whole_) RETURN_IF_ERROR(GatherFlat(weights_flat_));
@@ -409,12 +413,7 @@ absl::Status TrainingState::Update(AdamWStep step, double weight_decay) {
       UpdatePiece({begin, end - begin}, step);
     }
   }
-  device_.Synchronize(stream_);
-  if (weight_place_.map != &whole_) return absl::OkStatus();
-  if (optimizer_place_.map != &whole_) RETURN_IF_ERROR(GatherFlat(weights_flat_));
-  weights_->Refresh(device_, stream_, *layout_, weights_flat_);
-  device_.Synchronize(stream_);
-  return absl::OkStatus();
+  return PublishWeights();
 }
 
 MemoryLedger TrainingState::ledger() const {

@@ -107,6 +107,8 @@ class TrainingState {
   }
   class Follower;
   absl::Status GatherFlat(const Tensor& flat);
+  // Where whole weights are held: completes them from the ranks' parts and packs them anew.
+  absl::Status PublishWeights();
   // Calls with the counts of each rank and their offsets in the flat run, for a unit in buckets.
   std::vector<CollectiveCall> BucketsOf(int64_t unit, size_t element_bytes) const;
   // Starts the sum of a unit's gradients. `partials`: of this rank's nodes; empty: its only one is

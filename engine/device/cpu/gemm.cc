@@ -102,20 +102,17 @@ void MultiplyBy(const float* scales, int64_t n, float* c) {
 void StoreC(const Kernels& kernels, const Product& p, const Task& t, float* c, int64_t c_stride) {
   const int64_t n0 = t.p0 * kPanel;
   const int64_t n = std::min(t.panels * kPanel, p.out.cols - n0);
-  if (!p.bias && p.b.column_scales == nullptr) {
-    kernels.row->convert_rows(MutableRowOf(p.out, t.m0) + n0, p.out.row_stride, Source{c, false},
-                              c_stride, t.rows, n);
+  if (p.b.column_scales != nullptr) {
+    for (int64_t r = 0; r < t.rows; ++r) MultiplyBy(p.b.column_scales + n0, n, c + r * c_stride);
+  }
+  const Source from{c, false};
+  const Sink to = MutableRowOf(p.out, t.m0) + n0;
+  if (!p.bias) {
+    kernels.row->convert_rows(to, p.out.row_stride, from, c_stride, t.rows, n);
     return;
   }
   for (int64_t r = 0; r < t.rows; ++r) {
-    const Sink to = MutableRowOf(p.out, t.m0 + r) + n0;
-    const Source from{c + r * c_stride, false};
-    if (p.b.column_scales != nullptr) MultiplyBy(p.b.column_scales + n0, n, c + r * c_stride);
-    if (p.bias) {
-      kernels.row->add(to, from, RowOf(p.bias, 0) + n0, n);
-    } else {
-      kernels.row->convert(to, from, n);
-    }
+    kernels.row->add(to + r * p.out.row_stride, from + r * c_stride, RowOf(p.bias, 0) + n0, n);
   }
 }
 
