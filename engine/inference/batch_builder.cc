@@ -10,6 +10,7 @@ void BatchBuilder::Clear() {
     v->clear();
   }
   blocks_.clear();
+  finish_all_rows_ = false;
 }
 
 int32_t BatchBuilder::AddRows(absl::Span<const int32_t> tokens, int32_t begin, int32_t count,
@@ -52,6 +53,7 @@ PagedBatch BatchBuilder::Build() {
   batch.block_tables_SM = tables_;
   batch.num_sequences = static_cast<int64_t>(blocks_.size());
   batch.logits_rows_R = logits_rows_;
+  batch.finish_all_rows = finish_all_rows_;
   return batch;
 }
 }  // namespace stretto::engine

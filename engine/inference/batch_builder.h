@@ -19,6 +19,8 @@ class BatchBuilder {
   // Asks for the logits of a row; returns their row among the logits. The same row may be asked for
   // several times.
   int32_t AddLogits(int32_t row);
+  // Transformer::LogitsOfRows will be asked for other rows of this pass.
+  void FinishAllRows() { finish_all_rows_ = true; }
 
   int32_t num_rows() const { return static_cast<int32_t>(ids_.size()); }
   int32_t num_logits() const { return static_cast<int32_t>(logits_rows_.size()); }
@@ -29,5 +31,6 @@ class BatchBuilder {
   std::vector<int32_t> ids_, positions_, row_sequence_, context_length_, slots_, logits_rows_;
   std::vector<absl::Span<const int32_t>> blocks_;  // by sequence, as many as its context needs
   std::vector<int32_t> tables_;
+  bool finish_all_rows_ = false;
 };
 }  // namespace stretto::engine

@@ -292,6 +292,7 @@ void EngineImpl::RunPlan(const StepPlan& plan, const LiveWeights& live, Stopwatc
     last_row_[i] = rows.fork_of >= 0 ? last_row_[rows.fork_of]
                                      : batch_.AddRows(tokens, rows.begin, rows.count + rows.drafted,
                                                       completion->blocks);
+    if (completion->NeedsPromptLogprobs()) batch_.FinishAllRows();
     if (!rows.samples) continue;
     AddDraws(*completion, tokens, rows.drafted, last_row_[i], live.served.version);
   }

@@ -30,10 +30,10 @@ void RunProjections(const LayerContext& c, const LayerWeights& w, const LayerTen
     c.device.RmsNorm(c.stream, in.q, q_raw, w.q_norm, Epsilon(c), c.config.num_heads);
     c.device.RmsNorm(c.stream, in.k, k_raw, w.k_norm, Epsilon(c), c.config.num_kv_heads);
   }
-  for (const auto& [x, heads] :
-       {std::pair{in.q, c.config.num_heads}, std::pair{in.k, c.config.num_kv_heads}}) {
-    c.device.Rope(c.stream, x, c.positions_T, c.cos_PC, c.sin_PC, heads, /*inverse=*/false);
-  }
+  // Queries and keys stand side by side.
+  const Tensor& qk_TE = c.config.qk_norm ? t.qk_TE : t.qkv_TE;
+  c.device.Rope(c.stream, qk_TE.Cols(0, in.q.cols + in.k.cols), c.positions_T, c.cos_PC, c.sin_PC,
+                c.config.num_heads + c.config.num_kv_heads, /*inverse=*/false);
 }
 
 void RunAttentionOutput(const LayerContext& c, const LayerWeights& w, const LayerTensors& t) {

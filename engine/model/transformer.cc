@@ -16,6 +16,7 @@ absl::StatusOr<std::unique_ptr<Workspace>> Workspace::Create(Device& device,
   }
   auto w = std::make_unique<Workspace>();
   w->limits_ = limits;
+  w->host_.reserve(static_cast<size_t>(limits.max_logits_rows));
   const int64_t T = limits.max_rows, R = limits.max_logits_rows, D = config.hidden_size;
   const int64_t F = config.intermediate_size, C = config.head_dim;
   const int64_t H = config.num_heads, G = config.num_kv_heads;
@@ -41,6 +42,9 @@ absl::StatusOr<std::unique_ptr<Workspace>> Workspace::Create(Device& device,
       {&w->activated_, dtype, T, F},
       {&w->last_, dtype, R, D},
       {&w->last_normed_, dtype, R, D},
+      {&w->last_q_, dtype, R, H * C},
+      {&w->last_sequence_, DType::kI32, 1, R},
+      {&w->last_context_, DType::kI32, 1, R},
       {&w->logits_, DType::kF32, R, config.vocab_size}};
   if (config.qk_norm) wishes.push_back({&w->qk_, dtype, T, (H + G) * C});
   for (const Wish& wish : wishes) {
@@ -101,29 +105,42 @@ void Transformer::CheckBatch(const PagedBatch& b, const WorkspaceLimits& limits)
   for (int32_t row : b.logits_rows_R) STRETTO_CHECK(row >= 0 && row < static_cast<int64_t>(rows));
 }
 
+namespace {
+Tensor UploadInts(Device& device, Stream& stream, const Tensor& buffer,
+                  absl::Span<const int32_t> values) {
+  const Tensor t = buffer.Cols(0, static_cast<int64_t>(values.size()));
+  device.Upload(stream, t, values.data());
+  return t;
+}
+
+}  // namespace
+
+LayerTensors Transformer::FirstRows(const Workspace& w, int64_t num_rows) const {
+  LayerTensors t;
+  t.x_in_TD = t.x_mid_TD = t.x_out_TD = w.x_.Rows(0, num_rows);
+  t.normed_TD = w.normed_.Rows(0, num_rows);
+  t.qkv_TE = w.qkv_.Rows(0, num_rows);
+  if (config_.qk_norm) t.qk_TE = w.qk_.Rows(0, num_rows);
+  t.attention_TE = w.attention_.Rows(0, num_rows);
+  t.branch_TD = w.branch_.Rows(0, num_rows);
+  t.gate_up_T2F = w.gate_up_.Rows(0, num_rows);
+  t.activated_TF = w.activated_.Rows(0, num_rows);
+  return t;
+}
+
 Tensor Transformer::ForwardPaged(Stream& stream, const ModelWeights& weights,
                                  const PagedBatch& batch, KvCache& cache, Workspace& w) const {
   CheckBatch(batch, w.limits_);
   STRETTO_CHECK(weights.dtype() == options_.dtype);
   const auto T = static_cast<int64_t>(batch.ids_T.size());
   const auto upload = [&](const Tensor& buffer, absl::Span<const int32_t> values) {
-    const Tensor t = buffer.Cols(0, static_cast<int64_t>(values.size()));
-    device_.Upload(stream, t, values.data());
-    return t;
+    return UploadInts(device_, stream, buffer, values);
   };
   const Tensor ids_T = upload(w.ids_, batch.ids_T);
   const Tensor slots_T = upload(w.slots_, batch.slots_T);
   const LayerContext c{device_, stream, config_, upload(w.positions_, batch.positions_T),
                        cos_PC_, sin_PC_};
-  LayerTensors t;
-  t.x_in_TD = t.x_mid_TD = t.x_out_TD = w.x_.Rows(0, T);
-  t.normed_TD = w.normed_.Rows(0, T);
-  t.qkv_TE = w.qkv_.Rows(0, T);
-  if (config_.qk_norm) t.qk_TE = w.qk_.Rows(0, T);
-  t.attention_TE = w.attention_.Rows(0, T);
-  t.branch_TD = w.branch_.Rows(0, T);
-  t.gate_up_T2F = w.gate_up_.Rows(0, T);
-  t.activated_TF = w.activated_.Rows(0, T);
+  const LayerTensors t = FirstRows(w, T);
   const Qkv in = AttentionInputs(config_, t);
   PagedAttention attention;
   attention.shape = attention_shape();
@@ -134,11 +151,16 @@ Tensor Transformer::ForwardPaged(Stream& stream, const ModelWeights& weights,
   attention.block_tables_SM =
       upload(w.block_tables_, batch.block_tables_SM).Reshape(batch.num_sequences);
 
+  w.all_rows_finished_ =
+      batch.finish_all_rows || static_cast<int64_t>(batch.logits_rows_R.size()) >= T;
   device_.Embedding(stream, t.x_in_TD, weights.embedding, ids_T);
   for (int64_t l = 0; l < config_.num_layers; ++l) {
     RunProjections(c, weights.layers[l], t);
     device_.WriteKv(stream, cache, l, in.k, in.v, slots_T);
     attention.layer = l;
+    if (l + 1 == config_.num_layers && !w.all_rows_finished_) {
+      return FinishRows(c, weights, batch, cache, attention, w);
+    }
     device_.Attention(stream, cache, attention);
     RunAttentionOutput(c, weights.layers[l], t);
     RunGateUp(c, weights.layers[l], t);
@@ -147,13 +169,43 @@ Tensor Transformer::ForwardPaged(Stream& stream, const ModelWeights& weights,
   return LogitsOfRows(stream, weights, batch.logits_rows_R, w);
 }
 
+// The last layer from its attention on, and the head, for the rows whose logits are wanted.
+Tensor Transformer::FinishRows(const LayerContext& c, const ModelWeights& weights,
+                               const PagedBatch& batch, const KvCache& cache,
+                               const PagedAttention& all_rows, Workspace& w) const {
+  const absl::Span<const int32_t> rows_R = batch.logits_rows_R;
+  const auto R = static_cast<int64_t>(rows_R.size());
+  if (R == 0) return Tensor{};
+  const Tensor rows = UploadInts(device_, c.stream, w.logits_rows_, rows_R);
+  LayerTensors t = FirstRows(w, R);
+  t.x_in_TD = t.x_mid_TD = t.x_out_TD = w.last_.Rows(0, R);
+  device_.GatherRows(c.stream, t.x_in_TD, w.x_, rows);
+  PagedAttention attention = all_rows;
+  attention.q = w.last_q_.Rows(0, R);
+  device_.GatherRows(c.stream, attention.q, all_rows.q, rows);
+  attention.out = t.attention_TE;
+  const auto pick = [&](const Tensor& buffer, absl::Span<const int32_t> values_T) {
+    w.host_.clear();
+    for (int32_t row : rows_R) w.host_.push_back(values_T[row]);
+    return UploadInts(device_, c.stream, buffer, w.host_);
+  };
+  attention.row_sequence_T = pick(w.last_sequence_, batch.row_sequence_T);
+  attention.context_length_T = pick(w.last_context_, batch.context_length_T);
+  device_.Attention(c.stream, cache, attention);
+  RunAttentionOutput(c, weights.layers.back(), t);
+  RunGateUp(c, weights.layers.back(), t);
+  RunMlpOutput(c, weights.layers.back(), t);
+  const Tensor logits_RV = w.logits_.Rows(0, R);
+  RunHead(c, weights, t.x_out_TD, w.last_normed_.Rows(0, R), logits_RV);
+  return logits_RV;
+}
+
 Tensor Transformer::LogitsOfRows(Stream& stream, const ModelWeights& weights,
                                  absl::Span<const int32_t> rows_R, Workspace& w) const {
   const auto R = static_cast<int64_t>(rows_R.size());
   if (R == 0) return Tensor{};
-  STRETTO_CHECK(R <= w.limits_.max_logits_rows);
-  const Tensor rows = w.logits_rows_.Cols(0, R);
-  device_.Upload(stream, rows, rows_R.data());
+  STRETTO_CHECK(R <= w.limits_.max_logits_rows && w.all_rows_finished_);
+  const Tensor rows = UploadInts(device_, stream, w.logits_rows_, rows_R);
   const Tensor last_RD = w.last_.Rows(0, R), logits_RV = w.logits_.Rows(0, R);
   device_.GatherRows(stream, last_RD, w.x_, rows);
   RunHead({device_, stream, config_, Tensor{}, cos_PC_, sin_PC_}, weights, last_RD,

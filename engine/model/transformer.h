@@ -10,6 +10,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -19,6 +20,9 @@
 #include "engine/model/weights.h"
 
 namespace stretto::engine {
+struct LayerContext;
+struct LayerTensors;
+
 struct TransformerOptions {
   DType dtype = DType::kBF16;  // of weights, activations and KV cache
   // Positions that exist: [0, max_sequence_length). RoPE of type `dynamic` is computed as for a
@@ -41,6 +45,9 @@ struct PagedBatch {
   absl::Span<const int32_t> block_tables_SM;   // S × M, row-major; entries past the context: any
   int64_t num_sequences = 0;                   // S
   absl::Span<const int32_t> logits_rows_R;     // rows whose logits are wanted, any order
+  // LogitsOfRows will be asked for other rows, too. Otherwise the last layer is finished for
+  // logits_rows_R alone: of the others only keys and values are ever read again.
+  bool finish_all_rows = false;
 };
 
 struct WorkspaceLimits {
@@ -65,7 +72,9 @@ class Workspace {
   DeviceMemory memory_;
   Tensor ids_, positions_, row_sequence_, context_length_, slots_, block_tables_, logits_rows_;
   Tensor x_, normed_, qkv_, qk_, attention_, branch_, gate_up_, activated_;
-  Tensor last_, last_normed_, logits_;
+  Tensor last_, last_normed_, last_q_, last_sequence_, last_context_, logits_;
+  std::vector<int32_t> host_;  // values that are about to be uploaded
+  bool all_rows_finished_ = false;
 };
 
 // Immutable after creation; any number of threads may use it with streams and workspaces of their
@@ -86,8 +95,8 @@ class Transformer {
   Tensor ForwardPaged(Stream& stream, const ModelWeights& weights, const PagedBatch& batch,
                       KvCache& cache, Workspace& workspace) const;
 
-  // Logits of other rows of the pass that `workspace` has just made, up to max_logits_rows of them;
-  // they take the place of those before.
+  // Logits of other rows of the pass with finish_all_rows that `workspace` has just made, up to
+  // max_logits_rows of them; they take the place of those before.
   Tensor LogitsOfRows(Stream& stream, const ModelWeights& weights, absl::Span<const int32_t> rows_R,
                       Workspace& workspace) const;
 
@@ -103,6 +112,10 @@ class Transformer {
       : device_(device), config_(config), options_(options) {}
 
   void CheckBatch(const PagedBatch& batch, const WorkspaceLimits& limits) const;
+  LayerTensors FirstRows(const Workspace& workspace, int64_t num_rows) const;
+  Tensor FinishRows(const LayerContext& c, const ModelWeights& weights, const PagedBatch& batch,
+                    const KvCache& cache, const PagedAttention& all_rows,
+                    Workspace& workspace) const;
 
   Device& device_;
   ModelConfig config_;

@@ -83,6 +83,17 @@ HWY_INLINE void StoreC(const Tile& t, float* c, const Accumulators<kRows, kPanel
     }
   }
 }
+
+template <int kRows, int kPanels>
+HWY_INLINE void NarrowC(const Tile& t, uint16_t* out, const Accumulators<kRows, kPanels>& acc) {
+  for (int r = 0; r < kRows; ++r) {
+    for (int p = 0; p < kPanels; ++p) {
+      for (int i = 0; i < kVectors; ++i) {
+        NarrowBf16(acc.v[r][p][i], out + r * t.out_stride + p * kPanel + i * kLanes);
+      }
+    }
+  }
+}
 }  // namespace HWY_NAMESPACE
 }  // namespace stretto::engine::cpu
 HWY_AFTER_NAMESPACE();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <vector>
 
 #include "base/check.h"
@@ -12,40 +13,19 @@ namespace stretto::engine::cpu {
 namespace {
 constexpr int64_t kFewRows = 16;            // up to here K is walked in one piece
 constexpr int64_t kRowBlock = 96;           // rows of A that share one pass over B
-constexpr int64_t kDepth = 320;             // longest piece of K
+constexpr int64_t kDepth = 576;             // longest piece of K
 constexpr int64_t kDepthUnit = kInt4Group;  // pieces of K begin where groups of int4 do
+constexpr int64_t kTasksPerThread = 4;      // at least, of those that shrink
 constexpr int64_t kPanelGroup = 32;         // panels of one task, at most
 constexpr int64_t kPanelsNear = 4;          // that are finished together where A is near
+constexpr int64_t kPanelsAhead = 1;         // times those computed at once, that are fetched
 constexpr int64_t kNearBytes = 256 << 10;   // half a second-level cache of today
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The panels of a product in groups, each one task. Where rows make one block, groups shrink from
-// twice their mean to nothing: threads take them by turns, and end together.
-class PanelGroups {
- public:
-  PanelGroups(int64_t num_panels, int64_t unit, int num_threads, int64_t num_row_blocks)
-      : num_panels_(num_panels), unit_(unit), shrinking_(num_row_blocks == 1 && num_threads > 1) {
-    count_ = CeilDiv((shrinking_ ? 2 : 1) * num_panels, kPanelGroup);
-    const int64_t wanted = (shrinking_ ? 3 : 8) * int64_t{num_threads};
-    if (num_threads > 1) count_ = std::max(count_, CeilDiv(wanted, num_row_blocks));
-    if (shrinking_) return;
-    size_ = CeilDiv(CeilDiv(num_panels, count_), unit) * unit;
-    count_ = CeilDiv(num_panels, size_);
-  }
-  int64_t count() const { return count_; }
-  // May be the end of the group, too.
-  int64_t Begin(int64_t i) const {
-    if (i >= count_) return num_panels_;
-    if (!shrinking_) return i * size_;
-    return num_panels_ * i * (2 * count_ - i) / (count_ * count_) / unit_ * unit_;
-  }
-
- private:
-  const int64_t num_panels_, unit_;
-  const bool shrinking_;
-  int64_t count_, size_ = 0;
-};
+bool IsNear(int64_t rows, int64_t k) {
+  return rows * k * static_cast<int64_t>(sizeof(float)) <= kNearBytes;
+}
 
 // Any blocking gives the same bits; this one balances threads and keeps pieces in the caches.
 struct Blocking {
@@ -62,6 +42,56 @@ struct Blocking {
 // One task: rows [m0, m0 + rows) times panels [p0, p0 + panels).
 struct Task {
   int64_t m0, rows, p0, panels;
+};
+
+// A product's tasks, in the order in which threads take them. Most blocks of rows are few tasks, so
+// that a thread seldom prepares rows of A that another one has, too. The last blocks are split into
+// groups of panels that shrink from twice their mean to nothing: threads end together.
+class Tasks {
+ public:
+  // Groups are multiples of `unit` panels; `most` of them at most where that isn't 0.
+  Tasks(int64_t m, int64_t num_panels, int64_t row_block, int64_t unit, int64_t most,
+        int num_threads)
+      : m_(m),
+        num_panels_(num_panels),
+        row_block_(row_block),
+        unit_(unit),
+        num_blocks_(CeilDiv(m, row_block)),
+        num_shrinking_(num_threads == 1 ? 0 : std::min<int64_t>(num_blocks_, num_threads)),
+        groups_(most == 0 ? 1 : CeilDiv(num_panels, most)) {
+    if (num_shrinking_ == 0) return;
+    shrinking_groups_ =
+        std::max({CeilDiv(kTasksPerThread * num_threads, num_shrinking_), 2 * groups_ - 1,
+                  static_cast<int64_t>(std::sqrt(static_cast<double>(num_panels / unit)))});
+  }
+  int64_t count() const { return num_whole() * groups_ + num_shrinking_ * shrinking_groups_; }
+  // May have no panels.
+  Task operator[](int64_t i) const {
+    int64_t block = i / groups_;
+    int64_t begin = num_panels_ * (i % groups_) / groups_;
+    int64_t end = num_panels_ * (i % groups_ + 1) / groups_;
+    if (block >= num_whole()) {
+      i -= num_whole() * groups_;
+      block = num_whole() + i % num_shrinking_;
+      begin = ShrinkingBegin(i / num_shrinking_);
+      end = ShrinkingBegin(i / num_shrinking_ + 1);
+    } else {
+      begin = begin / unit_ * unit_;
+      end = end == num_panels_ ? end : end / unit_ * unit_;
+    }
+    const int64_t m0 = block * row_block_;
+    return {m0, std::min(row_block_, m_ - m0), begin, end - begin};
+  }
+
+ private:
+  int64_t num_whole() const { return num_blocks_ - num_shrinking_; }
+  int64_t ShrinkingBegin(int64_t i) const {
+    const int64_t c = shrinking_groups_;
+    return i >= c ? num_panels_ : num_panels_ * i * (2 * c - i) / (c * c) / unit_ * unit_;
+  }
+
+  const int64_t m_, num_panels_, row_block_, unit_, num_blocks_, num_shrinking_, groups_;
+  int64_t shrinking_groups_ = 0;
 };
 
 // A's piece of k as f32 in scratch memory, in the order Tile wants.
@@ -150,18 +180,6 @@ void RunTask(const Kernels& kernels, const Product& p, const Task& t, int64_t de
   StoreC(kernels, p, t, c, c_stride);
 }
 
-// The tiles of a task: rows as equal as can be.
-struct RowTiles {
-  RowTiles(int64_t rows, int64_t max_rows)
-      : count(CeilDiv(rows, max_rows)), size_(rows / count), num_larger_(rows % count) {}
-  const int64_t count;
-  int64_t Begin(int64_t i) const { return i * size_ + std::min(i, num_larger_); }
-  int Size(int64_t i) const { return static_cast<int>(size_ + (i < num_larger_ ? 1 : 0)); }
-
- private:
-  const int64_t size_, num_larger_;
-};
-
 // The rows of a task as f32: pieces of k one after another, each tile after tile, each [depth][rows
 // of the tile]. A thread that goes on with other panels of the same rows finds them as it left
 // them.
@@ -189,59 +207,21 @@ const float* InterleaveA(const Kernels& kernels, const Product& p, const Task& t
   return a;
 }
 
-// Walks ahead over what a task will read of B: as many lines at a time as one tile can fetch.
-class Lookahead {
- public:
-  Lookahead(const Product& p, const Task& t, int64_t depth)
-      : p_(p),
-        t_(t),
-        lines_(depth / kKPerLine),
-        panel_lines_(depth * kPanel * (p.b.data.bf16 ? 2 : 4) / kLineBytes) {}
-  // Begins with number `panel` of the task at k0; past the last of either, with nothing.
-  void Begin(int64_t panel, int64_t k0) {
-    panel_ = panel;
-    k0_ = k0;
-    line_ = 0;
-    Find();
-  }
-  const void* Next() {
-    if (begin_ == nullptr) return nullptr;
-    const char* result = begin_ + line_ * kLineBytes;
-    line_ += lines_;
-    if (line_ >= panel_lines_) {
-      line_ = 0;
-      ++panel_;
-      Find();
-    }
-    return result;
-  }
-
- private:
-  void Find() {
-    const bool any = lines_ > 0 && panel_ < t_.panels && k0_ < p_.b.k;
-    begin_ = any ? static_cast<const char*>(p_.b.Panel(t_.p0 + panel_, k0_).data) : nullptr;
-  }
-
-  const Product& p_;
-  const Task& t_;
-  const int64_t lines_, panel_lines_;
-  int64_t panel_ = 0, k0_ = 0, line_ = 0;
-  const char* begin_ = nullptr;
-};
-
-// Where a task's sums are kept: in the product itself, if they can stay as they are.
+// Where a task's sums are kept: in the product itself, if they can stay as they are; else apart,
+// from where whole panels without a bias or scales leave as bf16 with the last piece of k.
 struct Sums {
   float* data;
   ptrdiff_t stride;
-  bool in_place;
+  enum class End : uint8_t { kInPlace, kNarrowed, kStored } end;
 };
 Sums PlaceOfSums(const Product& p, const Task& t) {
   const int64_t n0 = t.p0 * kPanel, n = t.panels * kPanel;
-  if (p.out.dtype == DType::kF32 && !p.bias && p.b.column_scales == nullptr &&
-      n0 + n <= p.out.cols) {
-    return {MutableF32Row(p.out, t.m0) + n0, p.out.row_stride, true};
+  const bool plain = !p.bias && p.b.column_scales == nullptr && n0 + n <= p.out.cols;
+  if (plain && p.out.dtype == DType::kF32) {
+    return {MutableF32Row(p.out, t.m0) + n0, p.out.row_stride, Sums::End::kInPlace};
   }
-  return {FloatScratch(ScratchUse::kC, static_cast<size_t>(t.rows * n)), n, false};
+  return {FloatScratch(ScratchUse::kC, static_cast<size_t>(t.rows * n)), n,
+          plain ? Sums::End::kNarrowed : Sums::End::kStored};
 }
 
 // A task whose rows make several tiles.
@@ -255,14 +235,12 @@ class InterleavedTask {
         depth_(depth),
         at_once_(kernels.gemm->panels_at_once),
         tiles_(t.rows, kernels.gemm->max_rows),
-        a_(InterleaveA(kernels, p, t, tiles_, depth, product)),
-        ahead_(p, t, std::min(depth, p.b.k)) {}
+        a_(InterleaveA(kernels, p, t, tiles_, depth, product)) {}
 
   // Where all of A stays near, some panels are finished before the next ones, and their sums are
   // still in the first-level cache when they are stored. Else a piece of A serves all panels.
   void Run() {
-    const bool near = t_.rows * p_.b.k * static_cast<int64_t>(sizeof(float)) <= kNearBytes;
-    const int64_t group = near ? std::max(at_once_, kPanelsNear) : t_.panels;
+    const int64_t group = IsNear(t_.rows, p_.b.k) ? std::max(at_once_, kPanelsNear) : t_.panels;
     for (int64_t j = 0; j < t_.panels; j += group) RunPanels(j, std::min(group, t_.panels - j));
   }
 
@@ -274,16 +252,15 @@ class InterleavedTask {
     const Sums c = Begin(part);
     for (int64_t k0 = 0; k0 < p_.b.k || k0 == 0; k0 += depth_) {
       for (int64_t j = 0; j < count; j += at_once_) {
-        LookAhead(first, count, j + at_once_, k0);
-        RunTiles(part, j, k0, c);
+        RunTiles(part, j, k0, c, Ahead(first, count, j + at_once_, k0));
       }
     }
-    if (!c.in_place) StoreC(kernels_, p_, part, c.data, c.stride);
+    if (c.end == Sums::End::kStored) StoreC(kernels_, p_, part, c.data, c.stride);
   }
 
-  // To panel j of these and the piece at k0; past the last panel is the next piece, past the last
-  // piece the next panels.
-  void LookAhead(int64_t first, int64_t count, int64_t j, int64_t k0) {
+  // From panel j of these and the piece at k0 on; past the last panel is the next piece, past the
+  // last piece the next panels.
+  PanelsAhead Ahead(int64_t first, int64_t count, int64_t j, int64_t k0) const {
     if (j >= count) {
       j = 0;
       k0 += depth_;
@@ -292,13 +269,20 @@ class InterleavedTask {
       j = count;
       k0 = 0;
     }
-    ahead_.Begin(first + j, k0);
+    PanelsAhead ahead;
+    ahead.num_panels = std::min(kPanelsAhead * at_once_, t_.panels - first - j);
+    if (ahead.num_panels <= 0) return ahead;
+    const int64_t element = p_.b.data.bf16 ? 2 : 4;
+    ahead.begin = static_cast<const char*>(p_.b.Panel(t_.p0 + first + j, k0).data);
+    ahead.num_lines = std::min(depth_, p_.b.k - k0) * kPanel * element / kLineBytes;
+    ahead.panel_bytes = p_.b.panel_stride() * element;
+    return ahead;
   }
 
   Sums Begin(const Task& t) const {
     FetchOutput(t);
     const Sums c = PlaceOfSums(p_, t);
-    if (p_.accumulate && !c.in_place) LoadC(p_, t, c.data, c.stride);
+    if (p_.accumulate && c.end != Sums::End::kInPlace) LoadC(p_, t, c.data, c.stride);
     return c;
   }
 
@@ -315,24 +299,22 @@ class InterleavedTask {
 
   // All rows, for the panels of t from number j on that are computed at once and the piece of k
   // that begins at k0.
-  void RunTiles(const Task& t, int64_t j, int64_t k0, const Sums& c) {
+  void RunTiles(const Task& t, int64_t j, int64_t k0, const Sums& c, const PanelsAhead& ahead) {
     Tile tile;
     tile.k = std::min(depth_, p_.b.k - k0);
+    tile.a = a_ + t_.rows * k0;
     tile.a_k_major = true;
     tile.panels = p_.b.Panel(t.p0 + j, k0);
     tile.panel_stride = p_.b.panel_stride();
     tile.num_panels = std::min(at_once_, t.panels - j);
+    tile.c = c.data + j * kPanel;
     tile.c_stride = c.stride;
     tile.load_c = p_.accumulate || k0 > 0;
-    for (int64_t i = 0; i < tiles_.count; ++i) {
-      const int64_t row = tiles_.Begin(i);
-      tile.ahead = ahead_.Next();
-      tile.rows = tiles_.Size(i);
-      tile.a = a_ + t_.rows * k0 + row * tile.k;
-      tile.a_stride = tile.rows;
-      tile.c = c.data + row * c.stride + j * kPanel;
-      kernels_.gemm->tile(tile);
+    if (c.end == Sums::End::kNarrowed && k0 + tile.k >= p_.b.k) {
+      tile.out = static_cast<uint16_t*>((MutableRowOf(p_.out, t.m0) + (t.p0 + j) * kPanel).data);
+      tile.out_stride = p_.out.row_stride;
     }
+    kernels_.gemm->row_tiles(tile, tiles_, ahead);
   }
 
   const Kernels& kernels_;
@@ -341,7 +323,6 @@ class InterleavedTask {
   const int64_t depth_, at_once_;
   const RowTiles tiles_;
   const float* const a_;
-  Lookahead ahead_;
 };
 }  // namespace
 
@@ -353,15 +334,13 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
   const bool interleaved = p.b.format == WeightFormat::kPlain && m > kernels.gemm->max_rows;
   static std::atomic<uint64_t> num_products{0};
   const uint64_t product = num_products.fetch_add(1, std::memory_order_relaxed) + 1;
-  // A tile of few rows computes up to four panels at once.
-  const PanelGroups groups(p.b.num_panels(), m > kernels.gemm->max_rows ? 1 : 4, pool.num_threads(),
-                           b.num_row_blocks);
-  pool.ParallelFor(b.num_row_blocks * groups.count(), [&](int64_t i) {
-    Task t;
-    t.m0 = i / groups.count() * b.row_block;
-    t.rows = std::min(b.row_block, m - t.m0);
-    t.p0 = groups.Begin(i % groups.count());
-    t.panels = groups.Begin(i % groups.count() + 1) - t.p0;
+  // A tile of few rows computes up to four panels at once. Where rows stay near, panels are
+  // finished a few at a time, whatever the size of a task.
+  const bool near = interleaved && IsNear(b.row_block, p.b.k);
+  const Tasks tasks(m, p.b.num_panels(), b.row_block, interleaved ? 1 : 4, near ? 0 : kPanelGroup,
+                    pool.num_threads());
+  pool.ParallelFor(tasks.count(), [&](int64_t i) {
+    const Task t = tasks[i];
     if (t.panels == 0) return;
     if (interleaved) {
       InterleavedTask(kernels, p, t, b.depth, product).Run();

@@ -56,6 +56,10 @@ HWY_INLINE void StoreRow(float* c, __m256 sum0, __m256 sum1) {
   _mm256_storeu_ps(c, sum0);
   _mm256_storeu_ps(c + 8, sum1);
 }
+HWY_INLINE void NarrowRow(uint16_t* out, __m256 sum0, __m256 sum1) {
+  NarrowBf16(V{sum0}, out);
+  NarrowBf16(V{sum1}, out + 8);
+}
 
 // `kPacked`: a_stride is kRows, which saves an addition for every k.
 // The sums are variables, not an array: in an array compilers keep them in memory.
@@ -103,6 +107,16 @@ HWY_NOINLINE void FullTile(const Tile& t, int64_t panel) {
     b += kKPerLine * kRowBytes;
   }
   for (; k > 0; --k, a += a_stride, b += kRowBytes) one(0);
+  if (t.out != nullptr) {
+    uint16_t* out = t.out + panel * kPanel;
+    NarrowRow(out, c00, c01);
+    NarrowRow(out + t.out_stride, c10, c11);
+    NarrowRow(out + 2 * t.out_stride, c20, c21);
+    NarrowRow(out + 3 * t.out_stride, c30, c31);
+    if constexpr (kRows > 4) NarrowRow(out + 4 * t.out_stride, c40, c41);
+    if constexpr (kRows > 5) NarrowRow(out + 5 * t.out_stride, c50, c51);
+    return;
+  }
   StoreRow(c, c00, c01);
   StoreRow(c + s, c10, c11);
   StoreRow(c + 2 * s, c20, c21);

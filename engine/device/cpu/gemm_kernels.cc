@@ -137,6 +137,12 @@ HWY_NOINLINE void TilePanels(const Tile& t, int64_t first_panel) {
     AccumulateRows<kFma, kBf16, true>(t.a, t.a_stride, panels, panel_bytes, panel_bytes * kPanels,
                                       t.k, acc);
   }
+  if constexpr (kKMajor) {
+    if (t.out != nullptr) {
+      NarrowC(t, t.out + first_panel * kPanel, acc);
+      return;
+    }
+  }
   StoreC(t, c, acc);
 }
 
@@ -222,6 +228,49 @@ HWY_INLINE void DispatchBlockTile(const Tile& t, const int64_t* offsets, int64_t
 template <bool kFma>
 void TileOf(const Tile& t) {
   DispatchTile<kFma>(t);
+}
+
+// One tile of a block of rows, and the place where the next one begins.
+template <bool kFma, bool kBf16, int kRows>
+HWY_INLINE void NextTile(Tile& t) {
+  t.rows = kRows;
+  t.a_stride = kRows;
+  TileRows<kFma, kBf16, true, kRows>(t);
+  t.a += kRows * t.k;
+  t.c += kRows * t.c_stride;
+  if (t.out != nullptr) t.out += kRows * t.out_stride;
+}
+
+// Sizes differ by one at most: kRows and kRows − 1.
+template <bool kFma, bool kBf16, int kRows = kMaxRows>
+HWY_INLINE void DispatchRowTiles(Tile& t, const RowTiles& tiles, const PanelsAhead& ahead) {
+  if (tiles.Size(0) != kRows) {
+    if constexpr (kRows > 1) DispatchRowTiles<kFma, kBf16, kRows - 1>(t, tiles, ahead);
+    return;
+  }
+  const int64_t lines = t.k / kKPerLine;  // that one tile fetches
+  int64_t line = 0, panel = 0;
+  for (int64_t i = 0; i < tiles.count; ++i) {
+    t.ahead = panel < ahead.num_panels ? ahead.begin + panel * ahead.panel_bytes + line * kLineBytes
+                                       : nullptr;
+    line += lines;
+    if (line >= ahead.num_lines) {
+      line = 0;
+      ++panel;
+    }
+    if (tiles.Size(i) == kRows) {
+      NextTile<kFma, kBf16, kRows>(t);
+    } else if constexpr (kRows > 1) {
+      NextTile<kFma, kBf16, kRows - 1>(t);
+    }
+  }
+}
+
+template <bool kFma>
+void RowTilesOf(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead) {
+  Tile t = first;
+  first.panels.bf16 ? DispatchRowTiles<kFma, true>(t, tiles, ahead)
+                    : DispatchRowTiles<kFma, false>(t, tiles, ahead);
 }
 template <bool kFma>
 void BlockTileOf(const Tile& t, const int64_t* offsets, int64_t num_blocks) {
@@ -378,8 +427,8 @@ void InterleaveColumns(Source rows, ptrdiff_t row_stride, int num_columns, int64
 static_assert(kMaxRows <= 16);
 template <bool kFma>
 constexpr GemmKernels MakeGemmKernels() {
-  return {kMaxRows,   PanelsFor(kMaxRows), kSlot,      TileOf<kFma>,     BlockTileOf<kFma>,
-          PackPanels, PackTransposed,      Interleave, InterleaveColumns};
+  return {kMaxRows,          PanelsFor(kMaxRows), kSlot,          TileOf<kFma>, RowTilesOf<kFma>,
+          BlockTileOf<kFma>, PackPanels,          PackTransposed, Interleave,   InterleaveColumns};
 }
 constexpr GemmKernels kGemmTwoRoundings = MakeGemmKernels<false>();
 constexpr GemmKernels kGemmFused = MakeGemmKernels<kHaveFma>();

@@ -69,6 +69,9 @@ struct Tile {
   float* c = nullptr;  // f32, rows c_stride apart, 16 columns for each panel
   ptrdiff_t c_stride = 0;
   bool load_c = false;
+  // Where the sums go as bf16 instead of to c, or nullptr. `tile` with a_k_major and `row_tiles`.
+  uint16_t* out = nullptr;
+  ptrdiff_t out_stride = 0;
   // What to bring into the second-level cache on the way, or nullptr: a_k_major: a line for every
   // kKPerLine of k; else, for panel p of tile and for block b of block_tile, a line for every
   // second k from ahead_offsets[p] or [b] elements behind `ahead` on.
@@ -78,12 +81,35 @@ struct Tile {
 inline constexpr int kKPerLine = 4;
 inline constexpr int64_t kLineBytes = 64;
 
+// Rows in `count` tiles as equal as can be.
+struct RowTiles {
+  RowTiles(int64_t rows, int64_t max_rows)
+      : count((rows + max_rows - 1) / max_rows), size_(rows / count), num_larger_(rows % count) {}
+  int64_t count;
+  int64_t Begin(int64_t i) const { return i * size_ + (i < num_larger_ ? i : num_larger_); }
+  int Size(int64_t i) const { return static_cast<int>(size_ + (i < num_larger_ ? 1 : 0)); }
+
+ private:
+  int64_t size_, num_larger_;
+};
+
+// What the tiles of a block of rows fetch on the way, a part each: `num_lines` lines of each of
+// `num_panels` panels, panel_bytes apart.
+struct PanelsAhead {
+  const char* begin = nullptr;
+  int64_t num_lines = 0, num_panels = 0;
+  ptrdiff_t panel_bytes = 0;
+};
+
 struct GemmKernels {
   int max_rows = 1;
   int panels_at_once = 1;  // that a tile of max_rows shares its loads of A among
   // Storage order inside a bf16 panel row: column j stands at bf16_slot[j].
   const uint8_t* bf16_slot = nullptr;
   void (*tile)(const Tile& t) = nullptr;
+  // A block of rows whose tiles stand one after another in `a`, each [k][rows of the tile]; `first`
+  // is the first tile.
+  void (*row_tiles)(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead) = nullptr;
   // Attention's second product: c[r][j] continues its chain over blocks of 16 tokens; block b's
   // panels begin at panels.data + block_offset[b] elements, `k` tokens of it are used from token 0.
   void (*block_tile)(const Tile& t, const int64_t* block_offset, int64_t num_blocks) = nullptr;
