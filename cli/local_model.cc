@@ -39,11 +39,10 @@ absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> LoadWeights(
 
 absl::StatusOr<std::shared_ptr<const engine::TensorSource>> OpenMasters(
     const std::string& checkpoint) {
-  ASSIGN_OR_RETURN(auto masters,
-                   engine::OpenSafetensors(JoinPath(checkpoint, "masters.safetensors")));
-  const absl::Status intact = engine::VerifyMasters(Files::Real(), checkpoint, *masters);
-  if (!intact.ok()) {
-    return Annotate(intact, "this checkpoint is damaged (--checkpoint takes an older one)");
+  auto masters = engine::OpenMasters(Files::Real(), checkpoint);
+  if (absl::IsDataLoss(masters.status())) {
+    return Annotate(masters.status(),
+                    "this checkpoint is damaged (--checkpoint takes an older one)");
   }
   return masters;
 }

@@ -1,296 +1,188 @@
 #include "engine/training/checkpoint.h"
 
 #include <algorithm>
-#include <map>
+#include <numeric>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "engine/formats/safetensors.h"
+#include "engine/training/checkpoint_folder.h"
+#include "engine/training/checkpoint_manifest.h"
+#include "engine/training/checkpoint_reader.h"
 #include "engine/training/tree_hash.h"
-#include "nlohmann/json.hpp"
 
 namespace stretto::engine {
 namespace {
-using StateTensor = TrainerEngine::StateTensor;
-constexpr char kPrefix[] = "step-", kPartial[] = ".partial", kReplaced[] = ".replaced";
-constexpr char kManifest[] = "manifest.json", kLatest[] = "latest";
-constexpr int kFormatVersion = 1;
-
-struct StateFile {
-  StateTensor which;
-  const char* name;
-};
-constexpr StateFile kStateFiles[] = {{StateTensor::kMaster, "masters.safetensors"},
-                                     {StateTensor::kM, "m.safetensors"},
-                                     {StateTensor::kV, "v.safetensors"}};
-
-// "file:tensor" → hash, in the order that the tree hash takes.
-using TensorHashes = std::map<std::string, std::string>;
-
-std::string FolderName(int64_t version) { return absl::StrFormat("%s%08d", kPrefix, version); }
-
-bool IsFolderName(absl::string_view name) {
-  int64_t version = 0;
-  return absl::ConsumePrefix(&name, kPrefix) && absl::SimpleAtoi(name, &version);
-}
-
-std::string CheckpointHash(const TrainerCounters& counters, const TensorHashes& hashes) {
-  TreeHash tree;
-  tree.Add("version", absl::StrCat(counters.version));
-  tree.Add("optimizer_steps", absl::StrCat(counters.optimizer_steps));
-  for (const auto& [name, hash] : hashes) tree.Add(name, hash);
-  return tree.Finish();
-}
-
 // With `writes` false nothing is written, but this rank takes part in gathering what is: an error
 // of one rank's disk must not keep the others waiting.
 absl::Status WriteStateFile(Files& files, const std::string& folder, const StateFile& file,
-                            bool writes, TrainerEngine& engine, TensorHashes& hashes) {
-  std::vector<SafetensorsWriter::Tensor> tensors;
-  std::vector<std::string> names;  // the writer's order, since all are of one type
-  for (const Parameter& p : engine.layout().parameters()) {
-    tensors.push_back({p.spec.name, DType::kF32, p.spec.shape});
-    names.push_back(p.spec.name);
-  }
-  std::sort(names.begin(), names.end());
+                            bool writes, TrainerEngine& engine, CheckpointManifest& manifest) {
+  std::vector<const Parameter*> parameters;  // the writer's order, since all are of one type
+  for (const Parameter& p : engine.layout().parameters()) parameters.push_back(&p);
+  std::sort(parameters.begin(), parameters.end(),
+            [](const auto* a, const auto* b) { return a->spec.name < b->spec.name; });
   absl::Status status;
   std::unique_ptr<SafetensorsWriter> writer;
   if (writes) {
+    std::vector<SafetensorsWriter::Tensor> tensors;
+    for (const auto* p : parameters) tensors.push_back({p->spec.name, DType::kF32, p->spec.shape});
     auto created = SafetensorsWriter::Create(files, JoinPath(folder, file.name), tensors);
     status = created.status();
     if (created.ok()) writer = *std::move(created);
   }
+  const auto index = static_cast<int64_t>(manifest.files.size());
+  manifest.files.emplace_back(file.name);
   std::vector<float> host;
-  for (size_t i = 0; i < names.size(); ++i) {
-    STRETTO_CHECK(writer == nullptr || writer->tensors()[i].name == names[i]);
-    const Parameter* p = engine.layout().Find(names[i]);
-    STRETTO_CHECK(p != nullptr);
-    host.resize(p->view.size());
-    RETURN_IF_ERROR(engine.DownloadState(file.which, *p, host.data()));
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = *parameters[i];
+    STRETTO_CHECK(writer == nullptr || writer->tensors()[i].name == p.spec.name);
+    host.resize(p.view.size());
+    RETURN_IF_ERROR(engine.DownloadState(file.which, p, host.data()));
     const absl::Span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(host.data()),
                                           host.size() * sizeof(float));
-    hashes[absl::StrCat(file.name, ":", names[i])] = HashBytes(bytes);
+    const std::string hash = HashBytes(bytes);
+    manifest.tensors[TensorKey(file.which, p.spec.name)] = {
+        p.spec.shape, hash, {{index, 0, 0, p.view.size(), {}, hash}}};
     if (writer != nullptr && status.ok()) status = writer->Append(bytes);
   }
   if (writer != nullptr && status.ok()) status = writer->Finish();
   return status;
 }
 
-std::string ManifestText(const CheckpointInfo& info, const TensorHashes& hashes) {
-  nlohmann::ordered_json manifest;
-  manifest["format"] = kFormatVersion;
-  manifest["checkpoint_hash"] = info.checkpoint_hash;
-  manifest["version"] = info.counters.version;
-  manifest["optimizer_steps"] = info.counters.optimizer_steps;
-  manifest["extra"] = info.extra_json;
-  manifest["tensors"] = hashes;
-  return manifest.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 // `folder` empty: this rank only takes part.
-absl::Status WriteFolder(Files& files, const std::string& root, const std::string& folder,
-                         TrainerEngine& engine, CheckpointInfo& info) {
+absl::Status WriteFolder(Files& files, const std::string& folder, TrainerEngine& engine,
+                         CheckpointManifest& manifest) {
   absl::Status status;
   if (!folder.empty()) {
-    status = files.MakeDirs(root);
-    if (status.ok()) status = files.RemoveAll(folder);
+    status = files.RemoveAll(folder);
     if (status.ok()) status = files.MakeDirs(folder);
   }
-  TensorHashes hashes;
   for (const StateFile& file : kStateFiles) {
     const bool writes = !folder.empty() && status.ok();
-    const absl::Status s = WriteStateFile(files, folder, file, writes, engine, hashes);
+    const absl::Status s = WriteStateFile(files, folder, file, writes, engine, manifest);
     if (status.ok()) status = s;
   }
-  RETURN_IF_ERROR(status);
-  info.checkpoint_hash = CheckpointHash(info.counters, hashes);
-  if (folder.empty()) return absl::OkStatus();
-  return files.WriteAtomically(JoinPath(folder, kManifest), ManifestText(info, hashes));
+  manifest.info.checkpoint_hash = ContentHash(manifest);
+  return status;
 }
 
-absl::Status Prune(Files& files, const std::string& root, int64_t keep) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> complete, ListCheckpoints(files, root));
-  const auto count = static_cast<int64_t>(complete.size());
-  for (int64_t i = 0; i < count - std::max<int64_t>(1, keep); ++i) {
-    RETURN_IF_ERROR(files.RemoveAll(complete[i]));
-  }
-  // What an interrupted save left behind.
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
-  for (absl::string_view name : names) {
-    absl::string_view stem = name;
-    if (!absl::ConsumeSuffix(&stem, kPartial) && !absl::ConsumeSuffix(&stem, kReplaced)) continue;
-    if (IsFolderName(stem)) RETURN_IF_ERROR(files.RemoveAll(JoinPath(root, name)));
-  }
-  return absl::OkStatus();
+// The model of the manifest is the engine's: names here, shapes where tensors are read.
+absl::Status CheckModel(const CheckpointReader& reader, const ParameterLayout& layout) {
+  const size_t expected = layout.parameters().size() * std::size(kStateFiles);
+  const size_t found = reader.manifest().tensors.size();
+  if (found == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(reader.manifest().info.path, ": ", found,
+                                                 " tensors of state, the model has ", expected,
+                                                 "; the checkpoint belongs to another model"));
 }
 
-struct Manifest {
-  CheckpointInfo info;
-  TensorHashes hashes;
+// Tensors of which some were joined in memory.
+class JoinedTensors final : public TensorSource {
+ public:
+  explicit JoinedTensors(std::unique_ptr<CheckpointReader> reader) : reader_(std::move(reader)) {}
+  absl::Status Load() {
+    for (const std::string& name : reader_->Names(StateTensor::kMaster)) {
+      ASSIGN_OR_RETURN(std::vector<int64_t> shape, reader_->ShapeOf(StateTensor::kMaster, name));
+      ASSIGN_OR_RETURN(const auto values, reader_->Read(StateTensor::kMaster, name, shape));
+      absl::Span<const float> kept = values;
+      if (reader_->manifest().tensors.at(TensorKey(StateTensor::kMaster, name)).parts.size() > 1) {
+        kept = joined_.emplace_back(values.begin(), values.end());
+      }
+      tensors_.push_back(
+          {name,
+           StorageType::kF32,
+           std::move(shape),
+           {reinterpret_cast<const uint8_t*>(kept.data()), kept.size() * sizeof(float)}});
+    }
+    return absl::OkStatus();
+  }
+  const std::string& path() const override { return reader_->manifest().info.path; }
+  absl::Span<const TensorInfo> tensors() const override { return tensors_; }
+
+ private:
+  std::unique_ptr<CheckpointReader> reader_;
+  std::vector<std::vector<float>> joined_;
+  std::vector<TensorInfo> tensors_;
 };
-
-absl::StatusOr<Manifest> ReadManifest(Files& files, const std::string& folder) {
-  const std::string path = JoinPath(folder, kManifest);
-  ASSIGN_OR_RETURN(const std::string text, files.ReadAll(path));
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const auto damaged = [&](absl::string_view why) {
-    return absl::DataLossError(absl::StrCat(path, ": damaged checkpoint manifest: ", why));
-  };
-  if (!json.is_object()) return damaged("not a JSON object");
-  for (const char* key : {"format", "version", "optimizer_steps"}) {
-    if (!json.contains(key) || !json[key].is_number_integer()) {
-      return damaged(absl::StrCat("no integer '", key, "'"));
-    }
-  }
-  for (const char* key : {"checkpoint_hash", "extra"}) {
-    if (!json.contains(key) || !json[key].is_string()) {
-      return damaged(absl::StrCat("no string '", key, "'"));
-    }
-  }
-  if (json["format"] != kFormatVersion) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": checkpoint format ",
-                                                   json["format"].dump(), ", this program reads ",
-                                                   kFormatVersion));
-  }
-  if (!json.contains("tensors") || !json["tensors"].is_object()) return damaged("no 'tensors'");
-  Manifest m;
-  for (const auto& [name, hash] : json["tensors"].items()) {
-    if (!hash.is_string()) return damaged(absl::StrCat("hash of ", name, " is no string"));
-    m.hashes[name] = hash.get<std::string>();
-  }
-  m.info.path = folder;
-  m.info.counters = {json["version"].get<int64_t>(), json["optimizer_steps"].get<int64_t>()};
-  m.info.extra_json = json["extra"].get<std::string>();
-  m.info.checkpoint_hash = json["checkpoint_hash"].get<std::string>();
-  if (CheckpointHash(m.info.counters, m.hashes) != m.info.checkpoint_hash) {
-    return damaged("its content does not have its checkpoint_hash");
-  }
-  return m;
-}
-
-absl::Status DamagedTensor(const TensorSource& source, const std::string& name) {
-  return absl::DataLossError(absl::StrCat(source.path(), ": tensor ", name,
-                                          ": content does not match the manifest's hash"));
-}
-
-// The file holds exactly the engine's parameters, with the hashes of the manifest.
-absl::Status VerifyStateFile(const TensorSource& source, const StateFile& file,
-                             const ParameterLayout& layout, const TensorHashes& hashes) {
-  for (const Parameter& p : layout.parameters()) {
-    const TensorInfo* t = source.Find(p.spec.name);
-    if (t == nullptr || t->shape != p.spec.shape || t->type != StorageType::kF32) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          source.path(), ": tensor ", p.spec.name, ": absent or of another shape; the checkpoint ",
-          "belongs to another model"));
-    }
-    const auto hash = hashes.find(absl::StrCat(file.name, ":", p.spec.name));
-    if (hash == hashes.end() || hash->second != HashBytes(t->bytes)) {
-      return DamagedTensor(source, p.spec.name);
-    }
-  }
-  if (source.tensors().size() != layout.parameters().size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(source.path(), ": ", source.tensors().size(), " tensors, the model has ",
-                     layout.parameters().size(), "; the checkpoint belongs to another model"));
-  }
-  return absl::OkStatus();
-}
 }  // namespace
 
 absl::StatusOr<CheckpointInfo> SaveCheckpoint(Files& files, const CheckpointOptions& options,
                                               TrainerEngine& engine,
                                               const std::string& extra_json) {
-  CheckpointInfo info;
-  info.counters = engine.counters();
-  info.extra_json = extra_json;
+  if (!engine.state_status().ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "checkpoint: the last update ended half done: ", engine.state_status().message()));
+  }
+  CheckpointManifest manifest;
+  manifest.info.counters = engine.counters();
+  manifest.info.extra_json = extra_json;
   if (options.root.empty()) {
-    RETURN_IF_ERROR(WriteFolder(files, "", "", engine, info));
-    return info;
+    RETURN_IF_ERROR(WriteFolder(files, "", engine, manifest));
+    return std::move(manifest.info);
   }
-  const std::string name = FolderName(info.counters.version);
-  info.path = JoinPath(options.root, name);
-  const std::string partial = info.path + kPartial, replaced = info.path + kReplaced;
-  if (absl::Status written = WriteFolder(files, options.root, partial, engine, info);
-      !written.ok()) {
-    files.RemoveAll(partial).IgnoreError();  // the first error is the one to tell
-    return Annotate(written, absl::StrCat("checkpoint of version ", info.counters.version));
+  const std::string name = CheckpointFolderName(manifest.info.counters.version);
+  manifest.info.path = JoinPath(options.root, name);
+  const std::string partial = PartialFolder(options.root, name);
+  absl::Status status = WriteFolder(files, partial, engine, manifest);
+  if (status.ok()) {
+    status = CommitCheckpoint(files, options.root, partial, manifest, options.keep);
   }
-  RETURN_IF_ERROR(files.RemoveAll(replaced));
-  if (files.Exists(info.path)) RETURN_IF_ERROR(files.Rename(info.path, replaced));
-  RETURN_IF_ERROR(files.Rename(partial, info.path));
-  RETURN_IF_ERROR(files.WriteAtomically(JoinPath(options.root, kLatest), name + "\n"));
-  RETURN_IF_ERROR(Prune(files, options.root, options.keep));
-  return info;
-}
-
-absl::StatusOr<std::vector<std::string>> ListCheckpoints(Files& files, const std::string& root) {
-  std::vector<std::string> folders;
-  if (!files.Exists(root)) return folders;
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
-  for (const std::string& name : names) {
-    const std::string folder = JoinPath(root, name);
-    if (IsFolderName(name) && files.Exists(JoinPath(folder, kManifest))) folders.push_back(folder);
-  }
-  std::sort(folders.begin(), folders.end(), [](const std::string& a, const std::string& b) {
-    return std::pair(a.size(), a) < std::pair(b.size(), b);  // numbers may outgrow their zeros
-  });
-  return folders;
-}
-
-absl::StatusOr<std::string> LatestCheckpoint(Files& files, const std::string& root) {
-  const std::string pointer = JoinPath(root, kLatest);
-  if (files.Exists(pointer)) {
-    ASSIGN_OR_RETURN(const std::string text, files.ReadAll(pointer));
-    const absl::string_view name = absl::StripSuffix(text, "\n");
-    const std::string folder = JoinPath(root, name);
-    if (IsFolderName(name) && files.Exists(JoinPath(folder, kManifest))) return folder;
-  }
-  // A crash between two renames leaves the pointer without its folder.
-  ASSIGN_OR_RETURN(const std::vector<std::string> folders, ListCheckpoints(files, root));
-  if (folders.empty()) return absl::NotFoundError(absl::StrCat(root, ": no checkpoint"));
-  return folders.back();
+  if (status.ok()) return std::move(manifest.info);
+  files.RemoveAll(partial).IgnoreError();  // the first error is the one to tell
+  return Annotate(status, absl::StrCat("checkpoint of version ", manifest.info.counters.version));
 }
 
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(Files& files, const std::string& path) {
-  ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(files, path));
+  ASSIGN_OR_RETURN(CheckpointManifest manifest, ReadManifest(files, path));
   return std::move(manifest.info);
 }
 
-absl::Status VerifyMasters(Files& files, const std::string& path, const TensorSource& masters) {
-  ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(files, path));
-  for (const TensorInfo& tensor : masters.tensors()) {
-    const auto hash = manifest.hashes.find(absl::StrCat(kStateFiles[0].name, ":", tensor.name));
-    if (hash == manifest.hashes.end() || hash->second != HashBytes(tensor.bytes)) {
-      return DamagedTensor(masters, tensor.name);
-    }
-  }
-  return absl::OkStatus();
+absl::StatusOr<std::shared_ptr<const TensorSource>> OpenMasters(Files& files,
+                                                                const std::string& path) {
+  ASSIGN_OR_RETURN(std::unique_ptr<CheckpointReader> reader, CheckpointReader::Open(files, path));
+  auto masters = std::make_shared<JoinedTensors>(std::move(reader));
+  RETURN_IF_ERROR(masters->Load());
+  return masters;
 }
 
 absl::StatusOr<CheckpointInfo> LoadCheckpoint(Files& files, const std::string& path,
                                               TrainerEngine& engine) {
-  ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(files, path));
-  std::vector<std::shared_ptr<const TensorSource>> sources;
-  for (const StateFile& file : kStateFiles) {
-    auto source = OpenSafetensors(JoinPath(path, file.name));
-    if (!source.ok()) {
-      return absl::DataLossError(
-          absl::StrCat("damaged checkpoint file: ", source.status().message()));
-    }
-    RETURN_IF_ERROR(VerifyStateFile(**source, file, engine.layout(), manifest.hashes));
-    sources.push_back(*std::move(source));
-  }
-  std::vector<float> host;
-  for (size_t i = 0; i < sources.size(); ++i) {
-    for (const Parameter& p : engine.layout().parameters()) {
-      host.resize(p.view.size());
-      RETURN_IF_ERROR(sources[i]->ReadAll(p.spec.name, DType::kF32, host.data()));
-      engine.UploadState(kStateFiles[i].which, p, host.data());
+  ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
+                   CheckpointReader::Open(files, path));
+  RETURN_IF_ERROR(CheckModel(*reader, engine.layout()));
+  for (const bool is_verified : {false, true}) {
+    for (const StateFile& file : kStateFiles) {
+      for (const Parameter& p : engine.layout().parameters()) {
+        ASSIGN_OR_RETURN(const absl::Span<const float> values,
+                         reader->Read(file.which, p.spec.name, p.spec.shape));
+        if (is_verified) engine.UploadState(file.which, p, values.data());
+      }
     }
   }
-  RETURN_IF_ERROR(engine.FinishRestore(manifest.info.counters));
-  return std::move(manifest.info);
+  RETURN_IF_ERROR(engine.FinishRestore(reader->manifest().info.counters));
+  return reader->manifest().info;
+}
+
+absl::StatusOr<CheckpointInfo> LoadNewestCheckpoint(Files& files, const std::string& root,
+                                                    TrainerEngine& engine,
+                                                    const OnDamage& on_damage) {
+  ASSIGN_OR_RETURN(std::vector<std::string> folders, ListCheckpoints(files, root));
+  // What `latest` names comes first; a folder that is newer was not finished.
+  if (const auto latest = LatestCheckpoint(files, root); latest.ok()) {
+    folders.erase(std::remove(folders.begin(), folders.end(), *latest), folders.end());
+    folders.push_back(*latest);
+  }
+  if (folders.empty()) return absl::NotFoundError(absl::StrCat(root, ": no checkpoint"));
+  absl::Status last;
+  for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
+    absl::StatusOr<CheckpointInfo> info = LoadCheckpoint(files, *folder, engine);
+    if (info.ok()) return info;
+    last = info.status();
+    if (!absl::IsDataLoss(last) && !absl::IsNotFound(last)) return last;
+    on_damage(*folder, last);
+  }
+  return absl::DataLossError(
+      absl::StrCat("none of the checkpoints in ", root,
+                   " is whole (move the folder away to begin anew); last: ", last.message()));
 }
 }  // namespace stretto::engine

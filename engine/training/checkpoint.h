@@ -3,9 +3,13 @@
 //   <root>/step-00000012/masters.safetensors, m.safetensors, v.safetensors
 //   <root>/step-00000012/manifest.json    last of the folder: without it the folder does not count
 //   <root>/latest                         the folder's name, replaced after the manifest
-// A restored engine continues with the same bits as one that was never stopped.
+// Of N ranks that each write their share: masters-00001-of-0000N.safetensors, …. A restored engine
+// continues with the same bits as one that was never stopped, whatever the number of ranks and the
+// layout of either. docs/checkpoints.md tells the whole story; checkpoint_writer.h writes in the
+// background.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,8 +34,8 @@ struct CheckpointOptions {
 };
 
 // Blocks until the checkpoint is durable, then prunes older ones. On an error nothing that existed
-// before is harmed. In a group all ranks call it at the same time, and one writes for all; the
-// files are the same for every layout.
+// before is harmed. In a group all ranks call it at the same time, and one writes for all.
+// FailedPrecondition: the engine's last update failed half way.
 absl::StatusOr<CheckpointInfo> SaveCheckpoint(Files& files, const CheckpointOptions& options,
                                               TrainerEngine& engine, const std::string& extra_json);
 
@@ -42,13 +46,23 @@ absl::StatusOr<std::string> LatestCheckpoint(Files& files, const std::string& ro
 // Reads the manifest alone.
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(Files& files, const std::string& path);
 
-// Whether a folder's master weights are those that were written. Reads them all; DataLoss names the
-// damaged tensor.
-absl::Status VerifyMasters(Files& files, const std::string& path, const TensorSource& masters);
+// The master weights of a checkpoint, whole and verified, as a model file's tensors; those that
+// ranks wrote in parts are joined in memory. DataLoss names the damaged file and tensor.
+absl::StatusOr<std::shared_ptr<const TensorSource>> OpenMasters(Files& files,
+                                                                const std::string& path);
 
 // Restores `engine` from a folder. Everything is verified before the engine is touched; DataLoss
-// names the damaged file and tensor, InvalidArgument a checkpoint of another model. Whether to fall
-// back to an older checkpoint is the caller's choice.
+// names the damaged file and tensor, InvalidArgument a checkpoint of another model. In a group all
+// ranks call it at the same time.
 absl::StatusOr<CheckpointInfo> LoadCheckpoint(Files& files, const std::string& path,
                                               TrainerEngine& engine);
+
+// Restores the checkpoint that `latest` names or, when it is damaged, the newest one that is whole:
+// `on_damage` is told of each that is passed over. NotFound: there is none. DataLoss: none is
+// whole. Any other error (another model, a disk that doesn't answer) is returned at once. In a
+// group the folder must be the same for all ranks.
+using OnDamage = std::function<void(const std::string& folder, const absl::Status& why)>;
+absl::StatusOr<CheckpointInfo> LoadNewestCheckpoint(Files& files, const std::string& root,
+                                                    TrainerEngine& engine,
+                                                    const OnDamage& on_damage);
 }  // namespace stretto::engine

@@ -425,6 +425,11 @@ size_t TrainerEngine::device_bytes() const {
 
 NumericProfile TrainerEngine::profile() const { return device_.Profile(options_.dtype); }
 
+std::vector<StatePart> TrainerEngine::PartsToWrite() {
+  device_.Synchronize(*stream_);
+  return state_->PartsToWrite();
+}
+
 absl::Status TrainerEngine::DownloadState(StateTensor which, const Parameter& parameter,
                                           float* dst) {
   return state_->Download(which, parameter, dst);

@@ -153,6 +153,17 @@ class TrainerEngine {
   absl::Status DownloadState(StateTensor which, const Parameter& parameter, float* dst);
   void UploadState(StateTensor which, const Parameter& parameter, const float* src);
   const TrainerCounters& counters() const { return counters_; }
+  // OK while the state is that of a finished step: an update that failed leaves one of no use.
+  const absl::Status& state_status() const { return broken_; }
+  // What this rank is to write of a checkpoint (TrainingState::PartsToWrite); nothing that was
+  // enqueued is still under way.
+  std::vector<StatePart> PartsToWrite();
+  // Asked before the masters or moments change for the first time from now on.
+  void AddStateReader(std::shared_ptr<StateReader> reader) { state_->AddReader(std::move(reader)); }
+  // Null: it is alone.
+  Communicator* group() const { return group_; }
+  Device& device() const { return device_; }
+  Stream& stream() { return *stream_; }
   // After all UploadState calls: weights follow from the masters.
   absl::Status FinishRestore(const TrainerCounters& counters);
 

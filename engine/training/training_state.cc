@@ -51,6 +51,7 @@ TrainingState::TrainingState(Device& device, Stream& stream,
       map_(*layout_, communicator == nullptr ? 1 : communicator->size()),
       whole_(*layout_, 1) {}
 TrainingState::~TrainingState() {
+  FinishReaders();
   WaitAll(sums_).IgnoreError();  // they use its memory
 }
 
@@ -154,7 +155,29 @@ const Tensor& TrainingState::Flat(StateTensor which) const {
   return v_;
 }
 
+std::vector<StatePart> TrainingState::PartsToWrite() const {
+  std::vector<StatePart> parts;
+  const Place mine{&map_, rank()};
+  for (const StateTensor which : {StateTensor::kMaster, StateTensor::kM, StateTensor::kV}) {
+    for (const Parameter& p : layout_->parameters()) {
+      const Piece piece = PieceOf(mine, map_.UnitOf(p.view.offset));
+      const int64_t begin = std::max(piece.begin, p.view.offset);
+      const int64_t end = std::min(piece.begin + piece.count, p.view.offset + p.view.size());
+      if (begin >= end) continue;
+      parts.push_back({which, &p, begin - p.view.offset, end - begin,
+                       In(Flat(which), optimizer_place_, begin, end - begin)});
+    }
+  }
+  return parts;
+}
+
+void TrainingState::FinishReaders() {
+  for (const auto& reader : readers_) reader->FinishReading();
+  readers_.clear();
+}
+
 void TrainingState::Upload(StateTensor which, const Parameter& parameter, const float* src) {
+  FinishReaders();
   const ParameterView& view = parameter.view;
   const Piece piece = PieceOf(optimizer_place_, map_.UnitOf(view.offset));
   const int64_t begin = std::max(view.offset, piece.begin);
@@ -191,6 +214,7 @@ absl::Status TrainingState::Download(StateTensor which, const Parameter& paramet
 }
 
 void TrainingState::ClearMoments() {
+  FinishReaders();
   device_.Fill(stream_, m_, 0.0f);
   device_.Fill(stream_, v_, 0.0f);
 }
@@ -398,6 +422,7 @@ void TrainingState::UpdatePiece(const Piece& piece, const AdamWStep& step) {
 }
 
 absl::Status TrainingState::Update(AdamWStep step, double weight_decay) {
+  FinishReaders();
   for (size_t u = 0; u < map_.units().size(); ++u) {
     const Piece piece = PieceOf(optimizer_place_, static_cast<int64_t>(u));
     if (piece.count == 0) continue;

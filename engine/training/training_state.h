@@ -30,6 +30,23 @@ struct MemoryLedger {
 
 enum class StateTensor : uint8_t { kMaster, kM, kV };
 
+// A run of a parameter's elements, row-major, of which this rank holds a kind of state.
+struct StatePart {
+  StateTensor which = StateTensor::kMaster;
+  const Parameter* parameter = nullptr;
+  int64_t begin = 0, count = 0;
+  Tensor values;  // on the device, of one row
+};
+
+// Somebody who reads masters and moments while training goes on: before they change for the first
+// time he is asked to be done with it.
+class StateReader {
+ public:
+  virtual ~StateReader() = default;
+  // Blocks until the state isn't read any more.
+  virtual void FinishReading() = 0;
+};
+
 class TrainingState {
  public:
   // `communicator` may be null for a rank that is alone; it outlives the state.
@@ -51,6 +68,11 @@ class TrainingState {
   // (collective) All of a parameter.
   absl::Status Download(StateTensor which, const Parameter& parameter, float* dst);
   void ClearMoments();
+  // What this rank is to write of a checkpoint: all ranks' parts are the whole state, once. Where
+  // every rank holds everything, they take turns as a divided layout's owners would.
+  std::vector<StatePart> PartsToWrite() const;
+  // Asked once, before the state changes or ends; not kept alive for longer.
+  void AddReader(std::shared_ptr<StateReader> reader) { readers_.push_back(std::move(reader)); }
   // (collective) Weights follow from the masters.
   absl::Status RefreshWeights();
   // (collective) All weights, in the layout's order.
@@ -117,6 +139,7 @@ class TrainingState {
   // Units in the order in which a backward pass is done with them: that of all ranks' collectives.
   std::vector<int64_t> UnitsDownwards() const;
   void UpdatePiece(const Piece& piece, const AdamWStep& step);
+  void FinishReaders();
 
   Device& device_;
   Stream& stream_;
@@ -136,5 +159,6 @@ class TrainingState {
   CollectiveCall sum_call_;             // what the sums of this step have in common
   size_t num_sums_started_ = 0;         // of UnitsDownwards
   std::vector<CollectiveHandle> sums_;
+  std::vector<std::shared_ptr<StateReader>> readers_;
 };
 }  // namespace stretto::engine

@@ -5,9 +5,14 @@
 #include "absl/strings/str_format.h"
 
 namespace stretto::engine {
-std::string HashBytes(absl::Span<const uint8_t> bytes) {
+Hash128 RawHash(absl::Span<const uint8_t> bytes) {
   const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
-  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
+  return {hash.high64, hash.low64};
+}
+
+std::string HashBytes(absl::Span<const uint8_t> bytes) {
+  const Hash128 hash = RawHash(bytes);
+  return absl::StrFormat("%016x%016x", hash.high, hash.low);
 }
 
 std::string TreeHash::Finish() const {

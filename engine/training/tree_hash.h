@@ -1,12 +1,18 @@
 // Hashes of checkpoints: XXH3-128 as 32 hex digits.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 
 namespace stretto::engine {
+struct Hash128 {
+  uint64_t high = 0, low = 0;
+  bool operator==(const Hash128&) const = default;
+};
+Hash128 RawHash(absl::Span<const uint8_t> bytes);
 std::string HashBytes(absl::Span<const uint8_t> bytes);
 
 // The hash of named parts in the order they are added. A part is written as

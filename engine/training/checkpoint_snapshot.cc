@@ -1,0 +1,74 @@
+#include "engine/training/checkpoint_snapshot.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stretto::engine {
+namespace {
+constexpr int64_t kPieceElements = 1 << 19;  // 2 MB: what one waits for at most is short
+}
+
+void StateSnapshot::Take(const std::shared_ptr<StateSnapshot>& snapshot, TrainerEngine& engine) {
+  StateSnapshot& s = *snapshot;
+  const std::vector<StatePart> parts = engine.PartsToWrite();
+  s.parts_.clear();
+  s.pieces_.clear();
+  s.num_elements_ = 0;
+  for (const StatePart& p : parts) s.num_elements_ += p.count;
+  if (s.capacity_ < s.num_elements_) {
+    s.memory_.reset();
+    s.memory_.reset(new float[s.num_elements_]);  // its pages are touched by whoever copies
+    s.capacity_ = s.num_elements_;
+  }
+  float* to = s.memory_.get();
+  for (const StatePart& p : parts) {
+    s.AddPart(p, to, engine);
+    to += p.count;
+  }
+  s.next_ = 0;
+  s.blocked_seconds_ = 0;
+  {
+    absl::MutexLock lock(&s.mutex_);
+    s.num_copied_ = 0;
+  }
+  if (!s.pieces_.empty()) engine.AddStateReader(snapshot);
+}
+
+void StateSnapshot::AddPart(const StatePart& part, float* to, TrainerEngine& engine) {
+  const auto* from = static_cast<const float*>(engine.device().HostMemory(part.values));
+  if (from == nullptr) {
+    engine.device().Download(engine.stream(), part.values, to);
+  } else {
+    for (int64_t done = 0; done < part.count; done += kPieceElements) {
+      pieces_.push_back({from + done, to + done, std::min(kPieceElements, part.count - done)});
+    }
+  }
+  parts_.push_back({part.which,
+                    part.parameter->spec.name,
+                    part.parameter->spec.shape,
+                    {},
+                    part.begin,
+                    absl::MakeConstSpan(to, part.count)});
+}
+
+void StateSnapshot::Copy() {
+  size_t copied = 0;
+  for (size_t i = next_.fetch_add(1); i < pieces_.size(); i = next_.fetch_add(1)) {
+    const Piece& p = pieces_[i];
+    std::memcpy(p.to, p.from, static_cast<size_t>(p.count) * sizeof(float));
+    ++copied;
+  }
+  absl::MutexLock lock(&mutex_);
+  num_copied_ += copied;
+  const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return num_copied_ == pieces_.size();
+  };
+  mutex_.Await(absl::Condition(&done));
+}
+
+void StateSnapshot::FinishReading() {
+  const double begin = clock_.NowSeconds();
+  Copy();
+  blocked_seconds_ = clock_.NowSeconds() - begin;
+}
+}  // namespace stretto::engine
