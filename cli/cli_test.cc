@@ -47,6 +47,68 @@ TEST_CASE("a step's line shows the metrics that are there") {
   CHECK(line.find("entropy") == std::string::npos);
 }
 
+class HandClock final : public Clock {
+ public:
+  int64_t NowNs() const override { return now_ns; }
+  int64_t WallUs() const override { return 0; }
+  void SleepNs(int64_t duration_ns) override { now_ns += duration_ns; }
+  int64_t now_ns = 1;
+};
+
+TEST_CASE("a pipe hears of evaluations, of all news, and of something in a long silence") {
+  HandClock clock;
+  std::FILE* out = std::tmpfile();
+  Progress progress(/*is_terminal=*/false, clock, out);
+  const auto told = [&] {
+    const long size = std::ftell(out);
+    std::string text(static_cast<size_t>(size), '\0');
+    std::rewind(out);
+    CHECK(std::fread(text.data(), 1, text.size(), out) == text.size());
+    return text;
+  };
+  progress.Wait("waiting for the coordinator");
+  clock.now_ns += kMaxSilenceNs;
+  progress.Wait("waiting for the coordinator");
+  CHECK(told() == "waiting for the coordinator\n");
+
+  v1::RunStatus status;
+  status.set_state(v1::RUN_STATE_RUNNING);
+  status.set_phase("generating");
+  status.set_num_steps(60);
+  status.set_eval_before(-1);
+  status.set_eval_last(-1);
+  progress.Show(status);
+  CHECK(told() == "waiting for the coordinator\n");
+  status.set_eval_before(0.125);
+  status.set_eval_last(0.125);
+  for (const char* event : {"one", "two", "three\x1b[2J"}) status.add_events(event);
+  status.set_num_events(2 + 3);  // the first two of five are lost
+  progress.Show(status);
+  progress.Show(status);
+  CHECK(absl::EndsWith(told(),
+                       "\none\ntwo\nthree\\x1b[2J\nheld-out accuracy 12.5 % before "
+                       "training\n"));
+  const std::string before = told();
+  status.set_round_rollouts(128);
+  status.set_round_generated(24);
+  status.set_round_scored(16);
+  clock.now_ns += kMaxSilenceNs / 2;
+  progress.Show(status);
+  CHECK(told() == before);
+  clock.now_ns += kMaxSilenceNs / 2;
+  progress.Show(status);
+  CHECK(absl::StartsWith(told().substr(before.size()),
+                         "running, generating, step 1/60, 24 of 128 rollouts, 16 judged"));
+  // A coordinator that was started again counts anew; what was told isn't told again.
+  status.clear_events();
+  status.add_events("four");
+  status.set_num_events(1);
+  const std::string then = told();
+  progress.Show(status);
+  CHECK(told().substr(then.size()) == "four\n");
+  std::fclose(out);
+}
+
 absl::Status PollUntil(Supervisor& supervisor, std::vector<std::string>* notes, size_t num_notes) {
   for (int i = 0; i < 500 && notes->size() < num_notes; ++i) {
     RETURN_IF_ERROR(supervisor.Poll(notes));

@@ -1,6 +1,6 @@
 // The commands of `stretto`. Each adds its subcommand and flags to the application; its body runs
 // after parsing and returns the process's exit code (0 done, 1 failed with a message on stderr, 2
-// wrong use).
+// wrong use, 130 interrupted).
 #pragma once
 
 #include <functional>

@@ -4,16 +4,18 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/flag_checks.h"
 #include "base/status.h"
 #include "cli/commands.h"
 #include "cli/conversation.h"
-#include "cli/finetune.h"
+#include "cli/finetune_session.h"
 #include "rl/pairs.h"
 
 namespace stretto::cli {
@@ -68,6 +70,8 @@ int64_t NumTokens(const TrainGroup& group) {
 
 absl::Status AddReference(engine::TrainerEngine& trainer, std::vector<TrainGroup>& pairs) {
   constexpr size_t kPairsAtOnce = 64;
+  constexpr int64_t kMaxSilenceNs = 10'000'000'000;
+  int64_t told_ns = Clock::Real().NowNs();
   for (size_t begin = 0; begin < pairs.size(); begin += kPairsAtOnce) {
     const size_t end = std::min(begin + kPairsAtOnce, pairs.size());
     TrainBatch batch;
@@ -79,6 +83,10 @@ absl::Status AddReference(engine::TrainerEngine& trainer, std::vector<TrainGroup
         pairs[i].completions[c].reference_logprobs = std::move(found.logprobs[i - begin][c]);
       }
     }
+    if (Clock::Real().NowNs() - told_ns < kMaxSilenceNs) continue;
+    told_ns = Clock::Real().NowNs();
+    std::printf("reference: %zu of %zu pairs\n", end, pairs.size());
+    std::fflush(stdout);
   }
   return absl::OkStatus();
 }
@@ -152,32 +160,34 @@ class DpoStep final : public engine::Objective {
   mutable State state_;  // of the step under way
 };
 
-absl::Status RunSteps(const DpoFlags& flags, const std::vector<TrainGroup>& pairs,
-                      const rl::PairObjective& objective, engine::TrainerEngine& trainer) {
-  EpochOrder order(pairs.size(), flags.common.seed);
-  const double start = Clock::Real().NowSeconds();
-  for (int64_t step = 1; step <= flags.common.steps; ++step) {
-    TrainBatch batch;
-    for (int64_t i = 0; i < flags.common.batch; ++i) batch.groups.push_back(pairs[order.Next()]);
-    const DpoStep step_objective(objective, flags.pairs.loss);
-    ASSIGN_OR_RETURN(const auto result, trainer.Step(batch, step_objective));
-    RETURN_IF_ERROR(Annotate(step_objective.error(), absl::StrCat("step ", step)));
-    RETURN_IF_ERROR(CheckFinite(step, result));
-    if (step == 1 || step % 20 == 0 || step == flags.common.steps) {
-      const auto metrics = step_objective.sums().Metrics();
-      PrintStep(flags.common, step, result,
-                absl::StrFormat("  accuracy %.3f  margin %.3f", metrics.at("accuracy"),
-                                metrics.at("reward_margin")),
-                Clock::Real().NowSeconds() - start);
-    }
-  }
-  return absl::OkStatus();
+absl::StatusOr<FinetuneStep> TakeStep(const DpoFlags& flags, const rl::PairObjective& objective,
+                                      engine::TrainerEngine& trainer, const TrainBatch& batch) {
+  const DpoStep step(objective, flags.pairs.loss);
+  FinetuneStep taken;
+  ASSIGN_OR_RETURN(taken.result, trainer.Step(batch, step));
+  RETURN_IF_ERROR(step.error());
+  const auto metrics = step.sums().Metrics();
+  taken.more = absl::StrFormat("  accuracy %.3f  margin %.3f", metrics.at("accuracy"),
+                               metrics.at("reward_margin"));
+  return taken;
+}
+
+// What decides the result beside the flags that all fine-tuning has.
+std::string SettingsJson(const DpoFlags& flags) {
+  return Json{{"command", "dpo"},
+              {"beta", flags.pairs.beta},
+              {"loss", flags.loss},
+              {"label-smoothing", flags.pairs.label_smoothing},
+              {"reference-free", flags.pairs.reference_free}}
+      .dump();
 }
 
 absl::Status Dpo(DpoFlags flags) {
   RETURN_IF_ERROR(CheckOut(flags.common));
   ASSIGN_OR_RETURN(flags.pairs.loss, rl::PreferenceLossByName(flags.loss));
   ASSIGN_OR_RETURN(const auto objective, rl::MakePairObjective("dpo", flags.pairs));
+  ASSIGN_OR_RETURN(FinetuneSession session,
+                   FinetuneSession::Open(flags.common, SettingsJson(flags)));
   ASSIGN_OR_RETURN(const auto files, OpenStart(flags.common));
   ASSIGN_OR_RETURN(const auto prompts, engine::PromptEncoder::Open(files, flags.common.prompts));
   std::vector<TrainGroup> pairs;
@@ -194,8 +204,16 @@ absl::Status Dpo(DpoFlags flags) {
   ASSIGN_OR_RETURN(const auto trainer,
                    CreateTrainer(*device, files, flags.common, micro_batch_tokens));
   if (!flags.pairs.reference_free) RETURN_IF_ERROR(AddReference(*trainer, pairs));
-  RETURN_IF_ERROR(RunSteps(flags, pairs, objective, *trainer));
-  return ExportTrained(flags.common, files, *prompts, *trainer);
+  const auto take = [&](int64_t step, absl::Span<const size_t> examples) {
+    TrainBatch batch;
+    for (const size_t example : examples) batch.groups.push_back(pairs[example]);
+    auto taken = TakeStep(flags, objective, *trainer, batch);
+    if (!taken.ok()) taken = Annotate(taken.status(), absl::StrCat("step ", step));
+    return taken;
+  };
+  RETURN_IF_ERROR(session.Run(pairs.size(), *trainer, take));
+  RETURN_IF_ERROR(ExportTrained(flags.common, files, *prompts, *trainer));
+  return session.RemoveCheckpoints();
 }
 }  // namespace
 
@@ -212,12 +230,12 @@ void AddDpoCommand(CLI::App& app, Command* chosen) {
       "JSONL: `prompt` or `messages`, `chosen` and `rejected`, texts or lists of messages",
       "Pairs a step", &flags->common);
   command->add_option("--beta", flags->pairs.beta, "Strength of the pull to the reference")
-      ->check(CLI::PositiveNumber);
+      ->check(NumberIn({.low = 0, .high = 1e300, .without_low = true}));
   command->add_option("--loss", flags->loss)->check(CLI::IsMember({"sigmoid", "ipo"}));
   command
       ->add_option("--label-smoothing", flags->pairs.label_smoothing,
                    "How often a preference is wrong; below 0.5")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NumberIn({.low = 0, .high = 1}));
   command->add_flag("--reference-free", flags->pairs.reference_free);
   command->callback([flags, chosen] { *chosen = [flags] { return Finish(Dpo(*flags)); }; });
 }

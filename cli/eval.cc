@@ -1,5 +1,5 @@
 // `stretto eval`: greedy accuracy of a model, or of a run's newest checkpoint, on held-out
-// questions, in this process and judged by the run file's rewards.
+// questions, in this process, judged by the run file's rewards or by the answers in the file.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -7,47 +7,130 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/files.h"
+#include "base/flag_checks.h"
 #include "base/status.h"
 #include "cli/commands.h"
 #include "cli/local_model.h"
 #include "config/run_config.h"
+#include "services/common/dataset_answer.h"
+#include "services/common/json_unique.h"
 #include "services/common/metrics.h"
 #include "services/scorer/judge.h"
 
 namespace stretto::cli {
 namespace {
+constexpr int64_t kProbeMs = 5000;  // a reward service has so long to answer
+
 struct EvalFlags {
   std::string run_file, run_dir, model, data;
+  std::string reward, answer_field, chat_format, system;  // empty: the run's, or the default
   std::vector<std::string> overrides;
-  int64_t max_prompts = 0;
+  int64_t max_prompts = 0, max_tokens = 0, max_sequence_length = 0;
   int threads = 0;
   bool json = false;
 };
 
-absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path, int64_t max_lines) {
-  ASSIGN_OR_RETURN(const std::string content, Files::Real().ReadAll(path));
-  std::vector<std::string> lines;
-  for (size_t begin = 0; begin < content.size();) {
-    const size_t end = std::min(content.find('\n', begin), content.size());
-    const absl::string_view line =
-        absl::StripAsciiWhitespace(absl::string_view(content).substr(begin, end - begin));
-    if (!line.empty()) lines.emplace_back(line);
-    begin = end + 1;
-    if (max_lines > 0 && static_cast<int64_t>(lines.size()) == max_lines) break;
-  }
-  if (lines.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": holds no questions"));
-  return lines;
+struct Question {
+  int64_t number = 0;  // of the file's line
+  std::string line;
+};
+
+std::string PlaceOf(const std::string& path, const Question& question) {
+  return absl::StrCat(path, ":", question.number);
 }
 
-// The reward that decides whether an answer counts as correct.
-absl::StatusOr<std::string> DecisiveReward(const RunConfig& run) {
-  if (run.rewards.empty()) {
-    return absl::InvalidArgumentError("the run file has no rewards: nothing can judge answers");
+absl::StatusOr<std::vector<Question>> ReadQuestions(const std::string& path, int64_t max_lines) {
+  ASSIGN_OR_RETURN(const std::string content, Files::Real().ReadAll(path));
+  std::vector<Question> questions;
+  int64_t number = 0;
+  for (absl::string_view line : absl::StrSplit(content, '\n')) {
+    ++number;
+    line = absl::StripAsciiWhitespace(line);
+    if (!line.empty()) questions.push_back({number, std::string(line)});
+    if (max_lines > 0 && static_cast<int64_t>(questions.size()) == max_lines) break;
   }
-  if (!run.eval.reward.empty()) return run.eval.reward;
-  return run.rewards[0].name.empty() ? run.rewards[0].type : run.rewards[0].name;
+  if (questions.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": holds no questions"));
+  }
+  return questions;
+}
+
+// The run whose settings count; without one, what the flags say.
+absl::StatusOr<RunConfig> SettingsOf(const EvalFlags& flags) {
+  RunConfig run;
+  if (!flags.run_file.empty() || !flags.run_dir.empty()) {
+    const std::string file = flags.run_file.empty() ? RunFileOf(flags.run_dir) : flags.run_file;
+    ASSIGN_OR_RETURN(run, LoadRunConfig(file, flags.overrides));
+  } else if (!flags.overrides.empty()) {
+    return absl::InvalidArgumentError("--set changes a run file's keys: give a run file, or --run");
+  } else {
+    run.model.max_sequence_length = 0;  // the model's own
+  }
+  if (!flags.model.empty()) run.model.path = flags.model;
+  if (!flags.data.empty()) run.data.eval = flags.data;
+  if (!flags.chat_format.empty()) run.model.chat_format = flags.chat_format;
+  if (!flags.system.empty()) run.data.system_prompt = flags.system;
+  if (flags.max_tokens > 0) run.eval.max_tokens = flags.max_tokens;
+  if (flags.max_sequence_length > 0) run.model.max_sequence_length = flags.max_sequence_length;
+  if (run.data.eval.empty()) {
+    return absl::InvalidArgumentError("no questions: give --data FILE, or set data.eval");
+  }
+  return run;
+}
+
+// The reward that suits the answers, if nobody has named one.
+absl::StatusOr<std::string> GuessReward(const std::vector<Question>& questions,
+                                        const std::string& path, const std::string& field) {
+  bool integers = true, numbers = true;
+  for (const Question& question : questions) {
+    const auto line = services::ParseUniqueJson(question.line);
+    RETURN_IF_ERROR(Annotate(line.status(), PlaceOf(path, question)));
+    RETURN_IF_ERROR(Annotate(services::AnswerText(*line, field).status(), PlaceOf(path, question)));
+    integers = integers && services::AnswerInteger(*line, field).ok();
+    numbers = numbers && services::AnswerNumber(*line, field).ok();
+  }
+  return std::string(integers ? "integer" : numbers ? "numeric" : "exact");
+}
+
+// Who judges, and which reward counts an answer as correct.
+absl::Status ChooseRewards(const EvalFlags& flags, const std::vector<Question>& questions,
+                           RunConfig* run) {
+  const bool is_guess = flags.reward.empty() && run->rewards.empty();
+  if (is_guess || !flags.reward.empty()) {
+    RewardSpec spec;
+    if (!flags.answer_field.empty()) spec.answer_field = flags.answer_field;
+    spec.type = flags.reward;
+    if (is_guess) {
+      ASSIGN_OR_RETURN(spec.type, GuessReward(questions, run->data.eval, spec.answer_field));
+      std::fprintf(stderr, "stretto: answers are judged as `%s` (--reward names another)\n",
+                   spec.type.c_str());
+    }
+    run->rewards = {spec};
+    run->eval.reward = spec.type;
+  }
+  for (RewardSpec& reward : run->rewards) {
+    if (!flags.answer_field.empty()) reward.answer_field = flags.answer_field;
+    if (reward.name.empty()) reward.name = reward.type;
+  }
+  if (run->eval.reward.empty()) run->eval.reward = run->rewards[0].name;
+  return absl::OkStatus();
+}
+
+// Every question has what the rewards need: said before the model is opened.
+absl::Status CheckQuestions(const std::vector<Question>& questions, const RunConfig& run) {
+  for (const Question& question : questions) {
+    const auto line = services::ParseUniqueJson(question.line);
+    absl::Status status = line.status();
+    if (status.ok() && !line->is_object()) {
+      status = absl::InvalidArgumentError("expected a JSON object");
+    }
+    if (status.ok()) status = services::CheckAnswers(run.rewards, *line);
+    RETURN_IF_ERROR(Annotate(status, PlaceOf(run.data.eval, question)));
+  }
+  return absl::OkStatus();
 }
 
 struct Outcome {
@@ -72,20 +155,29 @@ absl::StatusOr<Outcome> JudgeAnswer(services::Judge& judge, const std::string& d
   return outcome;
 }
 
+absl::StatusOr<std::vector<std::vector<int32_t>>> Encode(const LocalModel& model,
+                                                         const std::vector<Question>& questions,
+                                                         const std::string& path) {
+  std::vector<std::vector<int32_t>> ids;
+  for (const Question& question : questions) {
+    auto encoded = model.prompts().EncodeLine(question.line);
+    if (!encoded.ok()) return Annotate(encoded.status(), PlaceOf(path, question));
+    ids.push_back(*std::move(encoded));
+  }
+  return ids;
+}
+
 absl::Status Eval(const EvalFlags& flags) {
-  const std::string file = flags.run_file.empty() ? RunFileOf(flags.run_dir) : flags.run_file;
-  ASSIGN_OR_RETURN(const RunConfig run, LoadRunConfig(file, flags.overrides));
+  ASSIGN_OR_RETURN(RunConfig run, SettingsOf(flags));
+  const std::string& data = run.data.eval;
+  ASSIGN_OR_RETURN(const auto questions, ReadQuestions(data, flags.max_prompts));
+  RETURN_IF_ERROR(ChooseRewards(flags, questions, &run));
+  RETURN_IF_ERROR(CheckQuestions(questions, run));
   LocalModelOptions options;
   options.host = services::OptionsOfRun(run, flags.threads);
-  if (!flags.model.empty()) {
-    options.host.path = flags.model;
-  } else if (!flags.run_dir.empty()) {
+  if (flags.model.empty() && !flags.run_dir.empty()) {
     ASSIGN_OR_RETURN(options.checkpoint, NewestCheckpoint(flags.run_dir));
   }
-  const std::string data = flags.data.empty() ? run.data.eval : flags.data;
-  if (data.empty()) return absl::InvalidArgumentError("no questions: give --data or set data.eval");
-  ASSIGN_OR_RETURN(const auto lines, ReadLines(data, flags.max_prompts));
-  ASSIGN_OR_RETURN(const std::string decisive, DecisiveReward(run));
   engine::SamplingParams sampling;
   sampling.temperature = 0;
   sampling.max_tokens =
@@ -93,20 +185,16 @@ absl::Status Eval(const EvalFlags& flags) {
   services::Metrics metrics;
   ASSIGN_OR_RETURN(auto judge,
                    services::Judge::Create(run.rewards, run.rollout.max_tokens, &metrics));
+  RETURN_IF_ERROR(judge->Probe(kProbeMs));
   const double start = Clock::Real().NowSeconds();
   ASSIGN_OR_RETURN(const auto model, LocalModel::Open(options));
-  std::vector<std::vector<int32_t>> ids;
-  for (size_t i = 0; i < lines.size(); ++i) {
-    auto encoded = model->prompts().EncodeLine(lines[i]);
-    if (!encoded.ok()) return Annotate(encoded.status(), absl::StrCat(data, ":", i + 1));
-    ids.push_back(*std::move(encoded));
-  }
+  ASSIGN_OR_RETURN(const auto ids, Encode(*model, questions, data));
   const auto completions = model->Complete(ids, sampling, /*seed=*/0);
   int64_t num_correct = 0;
-  for (size_t i = 0; i < lines.size(); ++i) {
-    const std::string where = absl::StrCat(data, ":", i + 1);
+  for (size_t i = 0; i < questions.size(); ++i) {
+    const std::string where = PlaceOf(data, questions[i]);
     RETURN_IF_ERROR(Annotate(completions[i].status, where));
-    auto outcome = JudgeAnswer(*judge, decisive, lines[i], *model, completions[i]);
+    auto outcome = JudgeAnswer(*judge, run.eval.reward, questions[i].line, *model, completions[i]);
     if (!outcome.ok()) return Annotate(outcome.status(), where);
     num_correct += outcome->correct ? 1 : 0;
     if (flags.json) {
@@ -117,8 +205,8 @@ absl::Status Eval(const EvalFlags& flags) {
     }
   }
   std::fprintf(flags.json ? stderr : stdout, "%lld of %zu correct (%.1f %%) in %.1f s\n",
-               static_cast<long long>(num_correct), lines.size(),
-               100.0 * static_cast<double>(num_correct) / static_cast<double>(lines.size()),
+               static_cast<long long>(num_correct), questions.size(),
+               100.0 * static_cast<double>(num_correct) / static_cast<double>(questions.size()),
                Clock::Real().NowSeconds() - start);
   return absl::OkStatus();
 }
@@ -126,18 +214,46 @@ absl::Status Eval(const EvalFlags& flags) {
 
 void AddEvalCommand(CLI::App& app, Command* chosen) {
   auto flags = std::make_shared<EvalFlags>();
-  CLI::App* command =
-      app.add_subcommand("eval", "Greedy accuracy of a model or a run on held-out questions.");
-  auto* from = command->add_option_group("from", "Whose settings and weights");
-  from->add_option("run_file", flags->run_file, "A run file: its model as it was before training");
-  from->add_option("--run", flags->run_dir, "A run's folder: its newest checkpoint");
-  from->require_option(1);
-  command->add_option("--model", flags->model, "Another model: Hugging Face folder or GGUF file");
+  CLI::App* command = app.add_subcommand(
+      "eval",
+      "Greedy accuracy of a model or a run on held-out questions. A model and a file of "
+      "questions are enough: `stretto eval --model FOLDER --data FILE`.");
+  auto* run_file =
+      command->add_option("run_file", flags->run_file,
+                          "A run file: its settings, and its model as it was before training");
+  command
+      ->add_option("--run", flags->run_dir, "A run's folder: its settings, its newest checkpoint")
+      ->excludes(run_file);
+  command->add_option("--model", flags->model,
+                      "A (or another) model: Hugging Face folder or GGUF "
+                      "file");
   command->add_option("--data", flags->data, "Questions (JSONL); default: the run's data.eval");
-  command->add_option("--max-prompts", flags->max_prompts, "0: all")->check(CLI::NonNegativeNumber);
+  command
+      ->add_option("--reward", flags->reward,
+                   "Judges the answers, instead of the run's rewards: exact, integer or numeric. "
+                   "Without it and a run: by what the answers are")
+      ->check(CLI::IsMember({"exact", "integer", "numeric"}));
+  command->add_option("--answer-field", flags->answer_field,
+                      "The questions' field with the answer. Default: answer");
+  command->add_option("--max-tokens", flags->max_tokens, "Of an answer. Default: the run's, or 256")
+      ->check(IntegerIn(1, INT32_MAX));
+  command
+      ->add_option("--max-sequence-length", flags->max_sequence_length,
+                   "The context: question and answer together. Default: the run's, or the model's")
+      ->check(IntegerIn(1, 1 << 24));
+  command->add_option("--chat-format", flags->chat_format, "auto | chatml | llama3 | none");
+  command->add_option("--system", flags->system, "System message");
+  command->add_option("--max-prompts", flags->max_prompts, "0: all")
+      ->check(IntegerIn(0, INT64_MAX));
   command->add_option("--set", flags->overrides, "section.key=value")->take_all();
-  command->add_option("--threads", flags->threads, "0: what the machine grants");
+  command->add_option("--threads", flags->threads, "0: what the machine grants")
+      ->check(IntegerIn(0, 1024));
   command->add_flag("--json", flags->json, "One JSON object an answer");
-  command->callback([flags, chosen] { *chosen = [flags] { return Finish(Eval(*flags)); }; });
+  command->callback([flags, chosen] {
+    if (flags->run_file.empty() && flags->run_dir.empty() && flags->model.empty()) {
+      throw CLI::RequiredError("a run file, --run or --model");
+    }
+    *chosen = [flags] { return Finish(Eval(*flags)); };
+  });
 }
 }  // namespace stretto::cli

@@ -4,6 +4,7 @@
 
 #include "base/files.h"
 #include "base/status.h"
+#include "cli/checkpoint_lookup.h"
 #include "cli/commands.h"
 #include "cli/local_model.h"
 #include "config/run_config.h"
@@ -18,10 +19,7 @@ struct ExportFlags {
 
 absl::Status Export(const ExportFlags& flags) {
   ASSIGN_OR_RETURN(const RunConfig run, LoadRunConfig(RunFileOf(flags.run_dir)));
-  std::string checkpoint = flags.checkpoint;
-  if (checkpoint.empty()) {
-    ASSIGN_OR_RETURN(checkpoint, NewestCheckpoint(flags.run_dir));
-  }
+  ASSIGN_OR_RETURN(const std::string checkpoint, FindCheckpoint(flags.run_dir, flags.checkpoint));
   ASSIGN_OR_RETURN(const auto files, engine::OpenModel(run.model.path));
   ASSIGN_OR_RETURN(const auto masters, OpenMasters(checkpoint));
   RETURN_IF_ERROR(Annotate(engine::CheckShapes(files.config, *masters), checkpoint));
@@ -53,7 +51,9 @@ void AddExportCommand(CLI::App& app, Command* chosen) {
       app.add_subcommand("export", "Writes a run's policy as a Hugging Face folder.");
   command->add_option("run_dir", flags->run_dir, "The run's folder")->required();
   command->add_option("out", flags->out, "The folder to write")->required();
-  command->add_option("--checkpoint", flags->checkpoint, "A checkpoint's folder; default: newest");
+  command->add_option(
+      "--checkpoint", flags->checkpoint,
+      "Which: latest (default), a step, a name in the run's checkpoints, or a path");
   command->add_option("--dtype", flags->dtype)->check(CLI::IsMember({"bf16", "f32"}));
   command->add_flag("--overwrite", flags->overwrite, "Replace the folder if it exists");
   command->callback([flags, chosen] { *chosen = [flags] { return Finish(Export(*flags)); }; });

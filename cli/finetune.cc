@@ -8,10 +8,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
+#include "base/flag_checks.h"
 #include "base/status.h"
 #include "engine/formats/export_hf.h"
 
 namespace stretto::cli {
+namespace {
+constexpr int64_t kMaxSteps = int64_t{1} << 40;
+}  // namespace
+
 void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::string& batch,
                       FinetuneFlags* flags) {
   command.add_option("--data", flags->data, data)->required();
@@ -19,24 +24,24 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
   command.add_flag("--overwrite", flags->overwrite, "Replaces --out if it exists");
   command.add_option("--steps", flags->steps, "Updates of the weights")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(IntegerIn(1, kMaxSteps));
   command.add_option("--batch", flags->batch, batch)
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(IntegerIn(1, 1 << 20));
   command.add_option("--lr", flags->lr, "Learning rate, at its highest")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(NumberIn({.low = 0, .high = 1000, .without_low = true}));
   command.add_option("--warmup", flags->warmup, "Steps in which the learning rate rises")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(IntegerIn(0, kMaxSteps));
   command.add_option("--weight-decay", flags->weight_decay, "AdamW's")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(NumberIn({.low = 0, .high = 1000}));
   command
       .add_option("--max-sequence-length", flags->max_sequence_length,
                   "Tokens of a prompt and its completion, at most")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(IntegerIn(2, 1 << 24));
   command.add_option("--dtype", flags->dtype, "Of computing; masters are f32")
       ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "f32"}));
@@ -44,8 +49,19 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
       "--chat-format", flags->prompts.chat_format,
       "How messages become a prompt: auto (the model's own way), chatml, llama3, none");
   command.add_option("--system", flags->prompts.system_prompt, "A system message for every prompt");
-  command.add_option("--seed", flags->seed, "Of the order of examples")->capture_default_str();
-  command.add_option("--threads", flags->threads, "0: all processors")->capture_default_str();
+  command.add_option("--seed", flags->seed, "Of the order of examples")
+      ->capture_default_str()
+      ->check(IntegerIn(0, INT64_MAX));
+  command
+      .add_option("--checkpoint-every", flags->checkpoint_every,
+                  "Steps between checkpoints in OUT.checkpoints, from which the same command goes "
+                  "on; 0: only when interrupted")
+      ->capture_default_str()
+      ->check(IntegerIn(0, kMaxSteps));
+  command.add_flag("--restart", flags->restart, "Begins anew where there are checkpoints");
+  command.add_option("--threads", flags->threads, "0: all processors")
+      ->capture_default_str()
+      ->check(IntegerIn(0, 1024));
 }
 
 absl::Status CheckOut(const FinetuneFlags& flags) {

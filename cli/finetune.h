@@ -27,7 +27,9 @@ struct FinetuneFlags {
   engine::LrSchedule::Kind schedule = engine::LrSchedule::Kind::kCosine;
   uint64_t seed = 1;
   int threads = 0;
+  int64_t checkpoint_every = 100;  // steps; 0: only when interrupted
   bool overwrite = false;
+  bool restart = false;  // removes the checkpoints of an earlier try
 };
 // All but --model and --config, which are the command's; `data` describes the dataset, `batch` what
 // a step takes.

@@ -24,8 +24,8 @@ void AddSources(CLI::App& command, GenerateOptions& o) {
   auto* what = command.add_option_group("what", "What is completed");
   what->add_option("--prompt", o.prompt, "One prompt");
   what->add_option("--prompts", o.prompts_file,
-                   "A file with one prompt a line: text, a JSON string, or an object with "
-                   "`prompt` or `messages`");
+                   "A file (-: standard input) with one prompt a line: text, a JSON string, or an "
+                   "object with `prompt` or `messages`");
   what->require_option(1);
   command.add_flag("--raw", o.raw, "The prompt's text as it is, special tokens in it parsed");
   command.add_option("--system", o.system, "System message");
@@ -51,17 +51,33 @@ void AddEngine(CLI::App& command, GenerateOptions& o) {
                      "Matrices as bf16 (default: as --dtype says), int8, int4 or fp8");
   command.add_option("--kv-dtype", o.model.host.kv_dtype,
                      "Keys and values as bf16 (default: as --dtype says), int8 or fp8");
+  command
+      .add_option("--speculation", o.model.speculation,
+                  "How tokens are guessed ahead: off (default), ngram (from what has been written) "
+                  "or model. What is written stays the same")
+      ->check(CLI::IsMember({"off", "ngram", "model"}));
+  command.add_option("--draft-model", o.model.draft_model,
+                     "With --speculation model: a smaller model with the same tokenizer");
+  command
+      .add_option("--draft-tokens", o.model.draft_tokens,
+                  absl::StrCat("With --speculation: most tokens guessed for a sequence and step. "
+                               "Default: ",
+                               o.model.draft_tokens))
+      ->check(IntegerIn(1, engine::kMaxDraft));
   command.add_option("--threads", o.model.host.threads, "0 (default): what the machine grants")
       ->check(IntegerIn(0, 1024));
 }
 
 void AddDistribution(CLI::App& command, engine::SamplingParams& s, GenerateOptions& o) {
+  CLI::Option* temperature =
+      command
+          .add_option("--temperature", s.temperature,
+                      "0: greedy, the likeliest token each time; else 0.0001 to 100. Default: 1")
+          ->check(NumberIn({.low = 1e-4, .high = 100, .or_zero = true}));
   command
-      .add_option("--temperature", s.temperature,
-                  "0: greedy, the likeliest token each time; else 0.0001 to 100. Default: 1")
-      ->check(NumberIn({.low = 1e-4, .high = 100, .or_zero = true}));
-  command.add_flag_callback(
-      "--greedy", [&s] { s.temperature = 0; }, "The same as --temperature 0");
+      .add_flag_callback(
+          "--greedy", [&s] { s.temperature = 0; }, "The same as --temperature 0")
+      ->excludes(temperature);
   command.add_option("--top-k", s.top_k, "Only the K likeliest tokens. 0 (default): all")
       ->check(IntegerIn(0, INT32_MAX));
   command
@@ -88,8 +104,10 @@ void AddDistribution(CLI::App& command, engine::SamplingParams& s, GenerateOptio
       ->check(NumberIn({.low = -100, .high = 100}));
   command.add_option("--logit-bias", o.logit_bias,
                      "ID=BIAS, added to the logit of a token id (may be repeated)");
-  command.add_option("--seed", o.seed,
-                     "Decides all draws, together with prompt and sample index. Default: 1");
+  command
+      .add_option("--seed", o.seed,
+                  "Decides all draws, together with prompt and sample index. Default: 1")
+      ->check(IntegerIn(0, INT64_MAX));
   command.add_option("-n,--n", o.num_samples, "Completions of each prompt. Default: 1")
       ->check(IntegerIn(1, 1024));
 }

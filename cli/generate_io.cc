@@ -20,15 +20,29 @@ bool IsUtf8(const std::string& text) {
 }
 }  // namespace
 
-absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string content, Files::Real().ReadAll(path));
+absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path, std::FILE* input) {
+  std::string content;
+  if (path == "-") {
+    char buffer[1 << 16];
+    while (const size_t size = std::fread(buffer, 1, sizeof(buffer), input)) {
+      content.append(buffer, size);
+    }
+    if (std::ferror(input) != 0) return absl::UnavailableError("cannot read standard input");
+  } else {
+    ASSIGN_OR_RETURN(content, Files::Real().ReadAll(path));
+  }
   std::vector<std::string> lines;
   for (size_t begin = 0; begin < content.size();) {
     const size_t end = std::min(content.find('\n', begin), content.size());
-    if (end > begin) lines.push_back(content.substr(begin, end - begin));
+    std::string line = content.substr(begin, end - begin);
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    if (!line.empty()) lines.push_back(std::move(line));
     begin = end + 1;
   }
-  if (lines.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": holds no prompts"));
+  if (lines.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path == "-" ? "standard input" : path, ": holds no prompts"));
+  }
   return lines;
 }
 

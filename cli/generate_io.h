@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -9,8 +10,9 @@
 #include "cli/local_model.h"
 
 namespace stretto::cli {
-// A file's prompts: its lines that aren't empty.
-absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path);
+// A file's prompts, or with "-" those of `input`: the lines that aren't empty.
+absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path,
+                                                     std::FILE* input = stdin);
 
 // A line is a JSON object (a dataset line), a JSON string, or plain text; with `raw` an object is
 // text as well.

@@ -11,7 +11,6 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "cli/generate_io.h"
-#include "engine/constrain/regex.h"
 
 namespace stretto::cli {
 namespace {
@@ -45,9 +44,13 @@ absl::StatusOr<std::shared_ptr<const engine::Constraint>> MakeConstraint(
     return absl::InvalidArgumentError(
         "only one of --regex, --json-schema, --json-object and --choice may be given");
   }
-  if (has_regex) return model.Compile({Kind::kRegex, options.regex});
-  if (has_choices) return model.Compile({Kind::kRegex, engine::RegexOfTexts(options.choices)});
-  if (options.json_object) return model.Compile({Kind::kJsonObject, ""});
+  if (has_regex) return model.Compile({Kind::kRegex, options.regex, "--regex"});
+  if (has_choices) {
+    ASSIGN_OR_RETURN(engine::ConstraintSpec spec, engine::SpecOfTexts(options.choices));
+    spec.name = "--choice";
+    return model.Compile(spec);
+  }
+  if (options.json_object) return model.Compile({Kind::kJsonObject, "", "--json-object"});
   if (!has_schema) return nullptr;
   auto schema = Files::Real().ReadAll(options.json_schema_file);
   if (!schema.ok()) return Annotate(schema.status(), "--json-schema");
@@ -99,11 +102,16 @@ class Printer {
     done_.resize(prompts.size() * static_cast<size_t>(options.num_samples));
   }
   const absl::Status& status() const { return status_; }
+  // Completions that ended before their text matched what it must.
+  int64_t num_cut() const { return num_cut_; }
 
   void Text(const std::string& text) {
     if (stream_) Put(text);
   }
   void Finished(size_t index, const LocalCompletion& completion) {
+    const bool is_cut = options_.has_form() && completion.status.ok() &&
+                        completion.reason == engine::FinishReason::kLength;
+    num_cut_ += is_cut ? 1 : 0;
     if (stream_) return End(completion);
     done_[index] = completion;
     for (; next_ < done_.size() && done_[next_].has_value(); ++next_) {
@@ -145,6 +153,7 @@ class Printer {
   bool stream_ = false;
   std::vector<std::optional<LocalCompletion>> done_;
   size_t next_ = 0;
+  int64_t num_cut_ = 0;
   absl::Status status_;
 };
 }  // namespace
@@ -189,6 +198,13 @@ absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE*
   };
   complete.stop = [&] { return !printer.status().ok(); };
   (void)model->Complete(ids, complete);
+  if (printer.num_cut() > 0) {
+    std::fprintf(remarks,
+                 "stretto: --max-tokens %d cut off %lld of %zu completions, whose text need not "
+                 "match\n",
+                 options.sampling.max_tokens, static_cast<long long>(printer.num_cut()),
+                 ids.size() * static_cast<size_t>(options.num_samples));
+  }
   return printer.status();
 }
 }  // namespace stretto::cli

@@ -26,6 +26,9 @@ struct GenerateOptions {
   std::string regex, json_schema_file;
   std::vector<std::string> choices;
   bool json_object = false;
+  bool has_form() const {
+    return json_object || !regex.empty() || !json_schema_file.empty() || !choices.empty();
+  }
   int32_t num_samples = 1;  // of each prompt
   uint64_t seed = 1;
 };

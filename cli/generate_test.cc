@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/testing.h"
+#include "cli/generate_io.h"
 
 namespace stretto::cli {
 namespace {
@@ -52,6 +53,36 @@ std::vector<std::string> LinesOf(const std::string& text) {
   return absl::StrSplit(text, '\n', absl::SkipEmpty());
 }
 }  // namespace
+
+TEST_CASE("guessing ahead writes the same, and a text that was cut off is told of") {
+  GenerateOptions options = Options();
+  options.prompt = "1+1=2 1+1=2 1+1=2 1+1=";
+  const std::string plain = TextOf(options);
+  options.model.speculation = "ngram";
+  CHECK(TextOf(options) == plain);
+  options.model.speculation = "off";
+  options.choices = {"a text of many tokens", "another one"};
+  const Written cut = Run(options);
+  REQUIRE_OK(cut.status);
+  CHECK(absl::StrContains(cut.remarks, "--max-tokens 8 cut off 1 of 1 completions"));
+  options.sampling.max_tokens = 64;
+  CHECK(Run(options).remarks.empty());
+  options.choices = {std::string(20000, '.')};
+  const Written refused = Run(options);
+  CHECK(absl::StrContains(refused.status.message(), "choice: the 1 texts have 20000 bytes"));
+  CHECK_FALSE(absl::StrContains(refused.status.message(), "egular"));
+}
+
+TEST_CASE("prompts come from standard input as well") {
+  std::FILE* input = std::tmpfile();
+  std::fputs("one\r\n\n\"two\"\n", input);
+  std::rewind(input);
+  const auto prompts = ReadPrompts("-", input);
+  REQUIRE_OK(prompts);
+  CHECK(*prompts == std::vector<std::string>{"one", "\"two\""});
+  CHECK(absl::StrContains(ReadPrompts("-", input).status().message(), "standard input: holds no"));
+  std::fclose(input);
+}
 
 TEST_CASE("samples of a prompt are those that a seed gives, alone or together") {
   GenerateOptions options = Options();

@@ -80,6 +80,10 @@ absl::Status LocalModel::OpenEngine(const LocalModelOptions& options) {
   engine_options.text_decoder = [tokenizer = &host_->prompts->tokenizer()] {
     return std::make_unique<StreamingText>(*tokenizer);
   };
+  ASSIGN_OR_RETURN(speculation_,
+                   services::OpenSpeculation(*host_, options.speculation, options.draft_model,
+                                             options.draft_tokens));
+  engine_options.speculation = speculation_.options;
   ASSIGN_OR_RETURN(engine_, engine::InferenceEngine::Create(
                                 *host_->transformer, {.weights = host_->loaded, .hash = "local"},
                                 engine_options));

@@ -13,6 +13,7 @@
 #include "engine/constrain/constraint.h"
 #include "engine/inference/engine.h"
 #include "services/common/model_host.h"
+#include "services/generator/draft_model.h"
 
 namespace stretto::cli {
 struct LocalModelOptions {
@@ -20,6 +21,9 @@ struct LocalModelOptions {
   std::string checkpoint;  // a checkpoint folder whose weights replace the model's; empty: none
   int64_t kv_cache_mb = 512;
   int32_t max_running = 64;
+  std::string speculation = "off";  // ngram or model: how tokens are guessed ahead
+  std::string draft_model;          // with model
+  int64_t draft_tokens = 8;
 };
 
 struct LocalCompletion {
@@ -71,6 +75,7 @@ class LocalModel {
                             const CompleteOptions& options);
 
   std::unique_ptr<services::ModelHost> host_;
+  services::Speculation speculation_;
   std::unique_ptr<engine::InferenceEngine> engine_;
 };
 

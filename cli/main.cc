@@ -2,12 +2,15 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "base/printable.h"
+#include "base/version.h"
 #include "cli/commands.h"
 
 namespace stretto::cli {
 int Finish(const absl::Status& status) {
   if (status.ok()) return 0;
-  std::fprintf(stderr, "stretto: %s\n", std::string(status.message()).c_str());
+  std::fprintf(stderr, "stretto: %s\n", PrintableLines(status.message()).c_str());
+  if (absl::IsCancelled(status)) return 130;
   return absl::IsInvalidArgument(status) ? 2 : 1;
 }
 }  // namespace stretto::cli
@@ -16,7 +19,7 @@ int main(int argc, char** argv) {
   using namespace stretto::cli;
   CLI::App app("Post-trains language models with reinforcement learning.", "stretto");
   app.require_subcommand(1);
-  app.set_version_flag("--version", "stretto 0.1.0");
+  app.set_version_flag("--version", std::string("stretto ") + kVersion);
   Command chosen;
   AddUpCommand(app, &chosen);
   AddStatusCommand(app, &chosen);

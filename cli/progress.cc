@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/printable.h"
 
 namespace stretto::cli {
 namespace {
@@ -60,6 +61,14 @@ std::string StepLine(const v1::RunStatus& status) {
 std::string LiveLine(const v1::RunStatus& status) {
   std::string line = absl::StrCat(StateName(status.state()));
   if (!status.phase().empty()) absl::StrAppend(&line, ", ", status.phase());
+  if (status.step() < status.num_steps() && status.phase() != "evaluating") {
+    absl::StrAppend(&line, ", step ", status.step() + 1, "/", status.num_steps());
+  }
+  if (status.round_rollouts() > 0) {
+    absl::StrAppend(&line, ", ", status.round_generated(), " of ", status.round_rollouts(),
+                    " rollouts", status.phase() == "training" ? " of the next" : "", ", ",
+                    status.round_scored(), " judged");
+  }
   if (!status.detail().empty()) absl::StrAppend(&line, " (", status.detail(), ")");
   absl::StrAppend(&line, absl::StrFormat(" | %.0f s | rollouts %d", status.elapsed_seconds(),
                                          status.num_rollouts()));
@@ -74,14 +83,49 @@ std::string LiveLine(const v1::RunStatus& status) {
 }
 
 void Progress::ClearLive() {
-  if (live_) std::fputs("\r\x1b[K", stdout);
+  if (live_) std::fputs("\r\x1b[K", out_);
   live_ = false;
 }
 
 void Progress::Note(const std::string& text) {
   ClearLive();
-  std::printf("%s\n", text.c_str());
-  std::fflush(stdout);
+  std::fprintf(out_, "%s\n", PrintableLines(text).c_str());
+  std::fflush(out_);
+  last_line_ns_ = clock_.NowNs();
+}
+
+void Progress::ShowLive(const std::string& line) {
+  if (!is_terminal_) {
+    if (clock_.NowNs() - last_line_ns_ >= kMaxSilenceNs) Note(line);
+    return;
+  }
+  ClearLive();
+  std::fputs(Printable(line, 118).c_str(), out_);
+  std::fflush(out_);
+  live_ = true;
+}
+
+void Progress::Wait(const std::string& text) { ShowLive(text); }
+
+// What is worth a line of its own, once.
+void Progress::ShowNews(const v1::RunStatus& status) {
+  // A coordinator that was started again counts anew.
+  if (status.num_events() < num_events_) num_events_ = 0;
+  const auto num_new = static_cast<int64_t>(status.num_events() - num_events_);
+  num_events_ = status.num_events();
+  for (int i = 0; i < status.events_size(); ++i) {
+    if (status.events_size() - i <= num_new) Note(status.events(i));
+  }
+  if (status.step() > last_step_) {
+    last_step_ = status.step();
+    Note(StepLine(status));
+  }
+  if (status.eval_last() >= 0 && status.eval_last_step() > last_eval_step_) {
+    last_eval_step_ = status.eval_last_step();
+    Note(absl::StrFormat(
+        "held-out accuracy %.1f %% %s", 100 * status.eval_last(),
+        last_eval_step_ == 0 ? "before training" : absl::StrCat("after step ", last_eval_step_)));
+  }
 }
 
 void Progress::Show(const v1::RunStatus& status) {
@@ -89,26 +133,19 @@ void Progress::Show(const v1::RunStatus& status) {
     began_ = true;
     last_step_ = status.first_step();
     if (last_step_ > 0) Note(absl::StrCat("Resuming after step ", last_step_));
+    // What an earlier session has told isn't told again.
+    if (status.eval_last() >= 0 && status.eval_last_step() < last_step_) {
+      last_eval_step_ = status.eval_last_step();
+    }
   }
-  if (status.last_event() != last_event_) {
-    last_event_ = status.last_event();
-    if (!last_event_.empty()) Note(last_event_);
-  }
-  if (status.step() > last_step_) {
-    last_step_ = status.step();
-    Note(StepLine(status));
-  }
-  if (is_terminal_) {
-    ClearLive();
-    std::string line = LiveLine(status);
-    line.resize(std::min<size_t>(line.size(), 118));
-    std::fputs(line.c_str(), stdout);
-    std::fflush(stdout);
-    live_ = true;
-  } else if (status.phase() != last_phase_ || status.detail() != last_detail_) {
-    // Without a terminal only what lasts is worth a line.
-    const bool worth = status.state() != v1::RUN_STATE_RUNNING || status.phase() == "evaluating";
-    if (worth) Note(LiveLine(status));
+  ShowNews(status);
+  const bool changed = status.phase() != last_phase_ || status.detail() != last_detail_;
+  // Without a terminal only what lasts is worth a line at once.
+  const bool worth = status.state() != v1::RUN_STATE_RUNNING || status.phase() == "evaluating";
+  if (!is_terminal_ && changed && worth) {
+    Note(LiveLine(status));
+  } else {
+    ShowLive(LiveLine(status));
   }
   last_phase_ = status.phase();
   last_detail_ = status.detail();
@@ -116,6 +153,6 @@ void Progress::Show(const v1::RunStatus& status) {
 
 void Progress::End() {
   ClearLive();
-  std::fflush(stdout);
+  std::fflush(out_);
 }
 }  // namespace stretto::cli

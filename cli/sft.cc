@@ -4,11 +4,10 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "base/clock.h"
 #include "base/status.h"
 #include "cli/commands.h"
 #include "cli/conversation.h"
-#include "cli/finetune.h"
+#include "cli/finetune_session.h"
 
 namespace stretto::cli {
 namespace {
@@ -28,24 +27,9 @@ absl::StatusOr<SupervisedSequence> EncodeExample(const engine::PromptEncoder& pr
   return SupervisedSequence{std::move(ids), loss_begin};
 }
 
-absl::Status RunSteps(const FinetuneFlags& flags, const std::vector<SupervisedSequence>& examples,
-                      engine::TrainerEngine& trainer) {
-  EpochOrder order(examples.size(), flags.seed);
-  const double start = Clock::Real().NowSeconds();
-  for (int64_t step = 1; step <= flags.steps; ++step) {
-    std::vector<SupervisedSequence> batch;
-    for (int64_t i = 0; i < flags.batch; ++i) batch.push_back(examples[order.Next()]);
-    ASSIGN_OR_RETURN(const auto result, trainer.SupervisedStep(batch));
-    RETURN_IF_ERROR(CheckFinite(step, result));
-    if (step % 20 == 0 || step == flags.steps) {
-      PrintStep(flags, step, result, "", Clock::Real().NowSeconds() - start);
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Sft(const FinetuneFlags& flags) {
   RETURN_IF_ERROR(CheckOut(flags));
+  ASSIGN_OR_RETURN(FinetuneSession session, FinetuneSession::Open(flags, R"({"command": "sft"})"));
   ASSIGN_OR_RETURN(const auto files, OpenStart(flags));
   ASSIGN_OR_RETURN(const auto prompts, engine::PromptEncoder::Open(files, flags.prompts));
   std::vector<SupervisedSequence> examples;
@@ -56,8 +40,15 @@ absl::Status Sft(const FinetuneFlags& flags) {
   }));
   ASSIGN_OR_RETURN(const auto device, engine::CreateDevice({.num_threads = flags.threads}));
   ASSIGN_OR_RETURN(const auto trainer, CreateTrainer(*device, files, flags));
-  RETURN_IF_ERROR(RunSteps(flags, examples, *trainer));
-  return ExportTrained(flags, files, *prompts, *trainer);
+  const auto take = [&](int64_t, absl::Span<const size_t> batch) -> absl::StatusOr<FinetuneStep> {
+    std::vector<SupervisedSequence> sequences;
+    for (const size_t example : batch) sequences.push_back(examples[example]);
+    ASSIGN_OR_RETURN(auto result, trainer->SupervisedStep(sequences));
+    return FinetuneStep{std::move(result), ""};
+  };
+  RETURN_IF_ERROR(session.Run(examples.size(), *trainer, take));
+  RETURN_IF_ERROR(ExportTrained(flags, files, *prompts, *trainer));
+  return session.RemoveCheckpoints();
 }
 }  // namespace
 

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
+#include "base/printable.h"
 #include "base/status.h"
 #include "cli/commands.h"
 #include "cli/coordinator_client.h"
@@ -23,6 +24,7 @@ struct StatusFlags {
 };
 
 void Print(const v1::RunStatus& status) {
+  std::string notices;
   std::printf("%s: %s\n", status.run_id().c_str(), LiveLine(status).c_str());
   std::printf("%s\n", StepLine(status).c_str());
   if (status.eval_before() >= 0) {
@@ -32,10 +34,15 @@ void Print(const v1::RunStatus& status) {
   std::printf("%-16s %-10s %-22s %6s %8s %10s\n", "member", "state", "address", "epoch", "version",
               "in flight");
   for (const auto& m : status.members()) {
+    if (m.notice().empty()) continue;
+    notices += absl::StrCat(m.name(), ": ", m.notice(), "\n");
+  }
+  for (const auto& m : status.members()) {
     std::printf("%-16s %-10s %-22s %6llu %8lld %10u\n", m.name().c_str(), m.state().c_str(),
                 m.address().c_str(), static_cast<unsigned long long>(m.member_epoch()),
                 static_cast<long long>(m.version().number()), m.num_in_flight());
   }
+  std::printf("%s", PrintableLines(notices).c_str());
 }
 
 // What a run that is not up has left behind.
@@ -62,7 +69,7 @@ absl::Status ShowEnded(const StatusFlags& flags) {
     const nlohmann::json& value = summary[key];
     if (value.is_number() && value.get<double>() < 0) continue;  // not measured
     const std::string shown = value.is_string() ? value.get<std::string>() : value.dump();
-    std::printf("  %-16s %s\n", key, shown.c_str());
+    std::printf("  %-16s %s\n", key, Printable(shown, 2000).c_str());
   }
   return absl::OkStatus();
 }

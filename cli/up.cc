@@ -23,6 +23,7 @@
 #include "cli/commands.h"
 #include "cli/coordinator_client.h"
 #include "cli/local_model.h"
+#include "cli/preflight.h"
 #include "cli/progress.h"
 #include "cli/supervisor.h"
 #include "config/run_config.h"
@@ -280,9 +281,12 @@ class UpCommand {
 
   // An error if the run has failed.
   absl::Status ShowStatus() {
-    if (client_ == nullptr) return absl::OkStatus();
-    const auto status = client_->Status();
-    if (!status.ok()) return absl::OkStatus();  // being restarted; the supervisor knows
+    const auto status =
+        client_ == nullptr ? absl::UnavailableError("not there yet") : client_->Status();
+    if (!status.ok()) {  // starting, or being restarted; the supervisor knows
+      progress_.Wait("waiting for the coordinator");
+      return absl::OkStatus();
+    }
     heard_ns_[kCoordinator] = Clock::Real().NowNs();
     for (const auto& member : status->members()) {
       if (member.state() != "silent") heard_ns_[member.name()] = heard_ns_[kCoordinator];
@@ -368,6 +372,7 @@ absl::Status Up(const UpFlags& flags) {
   ASSIGN_OR_RETURN(RunConfig config, LoadRunConfig(flags.run_file, flags.overrides));
   std::error_code ec;
   config.run.dir = std::filesystem::absolute(config.run.dir, ec).lexically_normal().string();
+  RETURN_IF_ERROR(CheckRun(config));
   return UpCommand(std::move(config), flags).Run();
 }
 }  // namespace

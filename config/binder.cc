@@ -107,6 +107,13 @@ bool ReadValue(const YAML::Node& node, const Rule& rule, const FieldRef& field) 
   return absl::SimpleAtoi(scalar, std::get<uint64_t*>(field));
 }
 
+// What whoever writes this value may mean: " (…)", or nothing.
+std::string HintFor(const YAML::Node& value, const Rule& rule) {
+  if (!value.IsScalar()) return "";
+  const auto hint = rule.hints.find(absl::AsciiStrToLower(value.Scalar()));
+  return hint == rule.hints.end() ? "" : absl::StrCat(" (", hint->second, ")");
+}
+
 // Binds the keys of one mapping, which belongs to `prefix` ("train." or "rewards[0].").
 class MappingBinder {
  public:
@@ -161,7 +168,8 @@ class MappingBinder {
       origins_->Set(prefix + key, OriginOf(key_node));
       const FieldRef field = def.field(*owner);
       if (!ReadValue(value, def.rule, field)) {
-        return origins_->Error(prefix + key, Expectation(field, def.rule), Found(value));
+        return origins_->Error(prefix + key, Expectation(field, def.rule),
+                               Found(value) + HintFor(value, def.rule));
       }
       ResolvePath(def.rule, field);
       return absl::OkStatus();

@@ -12,6 +12,24 @@ Rule AboveUpTo(double min, double max) { return {.min = min, .max = max, .min_ex
 // min <= value < max.
 Rule FromBelow(double min, double max) { return {.min = min, .max = max, .max_excluded = true}; }
 Rule OneOf(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
+// Names of the literature that are an algorithm with a setting here, or a command.
+Rule Algorithm() {
+  Rule rule = OneOf({"grpo", "reinforce", "rloo"});
+  rule.hints = {
+      {"gspo", "GSPO is `name: grpo` with `ratio_level: sequence`"},
+      {"dr_grpo",
+       "Dr. GRPO is `name: grpo` with `advantage_scale: none` and `loss_denominator: "
+       "constant`"},
+      {"dr.grpo",
+       "Dr. GRPO is `name: grpo` with `advantage_scale: none` and `loss_denominator: "
+       "constant`"},
+      {"dapo", "DAPO's clipping is `name: grpo` with `clip_high: 0.28`"},
+      {"reinforce++", "REINFORCE++ is `name: reinforce` with `advantage_scale: batch_std`"},
+      {"ppo", "models have no critic here; `name: grpo` has PPO's clipping"},
+      {"dpo", "preferences are trained on with `stretto dpo`"},
+      {"sft", "completions are imitated with `stretto sft`"}};
+  return rule;
+}
 Rule ExistingPath() { return {.path = Rule::Path::kExisting}; }
 Rule ExistingPathIfGiven() { return {.path = Rule::Path::kExistingIfGiven}; }
 Rule NameRule() { return {.is_name = true}; }
@@ -73,8 +91,7 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "How generators keep keys and values; `bf16`: as `model.dtype` says. Others hold about "
           "twice the tokens in the same memory and need what other `weight_dtype`s need."),
 
-      KEY(algorithm, name, OneOf({"grpo", "reinforce", "rloo"}),
-          "The objective; docs/objectives.md has their formulas."),
+      KEY(algorithm, name, Algorithm(), "The objective; docs/objectives.md has their formulas."),
       KEY(algorithm, clip_low, AboveUpTo(0, 1), "Ratios below 1 − clip_low are clipped."),
       KEY(algorithm, clip_high, Positive(), "Ratios above 1 + clip_high are clipped."),
       KEY(algorithm, dual_clip, AtLeast(0),

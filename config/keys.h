@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <string>
 #include <variant>
 #include <vector>
@@ -23,6 +24,8 @@ struct Rule {
   bool min_excluded = false;
   bool max_excluded = false;
   std::vector<std::string> choices = {};  // texts: one of these; empty: any
+  // What somebody who writes such a value may mean: value in lower case → what to write.
+  std::map<std::string, std::string> hints = {};
   enum class Path { kNone, kExisting, kExistingIfGiven } path = Path::kNone;
   bool is_name = false;  // letters, digits, '.', '_' and '-' only
 };

@@ -310,6 +310,18 @@ TEST_CASE("docs/run-file.md lists the keys as they are") {
   CHECK(*page == wanted);
 }
 
+TEST_CASE("a name of the literature is told how it is spelt here") {
+  const Fixture f;
+  const auto error = [&](const std::string& name) {
+    return f.Error(absl::StrCat(kMinimal, "algorithm: {name: ", name, "}\n"));
+  };
+  CHECK(absl::EndsWith(error("gspo"),
+                       "found 'gspo' (GSPO is `name: grpo` with `ratio_level: sequence`)"));
+  CHECK(absl::StrContains(error("GSPO"), "(GSPO is"));
+  CHECK(absl::StrContains(error("dpo"), "`stretto dpo`"));
+  CHECK(absl::EndsWith(error("gspoo"), "found 'gspoo'"));
+}
+
 TEST_CASE("every shipped run file is valid") {
   int num_found = 0;
   for (const char* folder : {"examples", "tests"}) {

@@ -32,12 +32,34 @@ absl::StatusOr<Automaton> CompileSpec(const ConstraintSpec& spec, int max_nestin
 }
 }  // namespace
 
+absl::StatusOr<ConstraintSpec> SpecOfTexts(absl::Span<const std::string> texts) {
+  if (texts.empty()) return absl::InvalidArgumentError("choice: expected at least one text");
+  size_t num_bytes = 0;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    num_bytes += texts[i].size();
+    const absl::Status status =
+        texts[i].size() <= kMaxRegexBytes / 2
+            ? ParseRegex(RegexOfTexts(texts.subspan(i, 1)), RegexMatch::kWhole).status()
+            : absl::OkStatus();
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("choice: text ", i + 1, " of ", texts.size(), " isn't valid UTF-8"));
+    }
+  }
+  ConstraintSpec spec{ConstraintSpec::Kind::kRegex, RegexOfTexts(texts), "choice"};
+  if (spec.text.size() <= kMaxRegexBytes) return spec;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "choice: the ", texts.size(), " texts have ", num_bytes, " bytes, more than fit: up to ",
+      kMaxRegexBytes, " together, where punctuation counts double"));
+}
+
 absl::StatusOr<std::shared_ptr<const Constraint>> Constraint::Compile(
     const ConstraintSpec& spec, std::shared_ptr<const TokenTrie> trie,
     const AutomatonLimits& limits) {
-  const char* name = spec.kind == ConstraintSpec::Kind::kRegex        ? "regex"
-                     : spec.kind == ConstraintSpec::Kind::kJsonSchema ? "json_schema"
-                                                                      : "json_object";
+  const std::string name = !spec.name.empty()                               ? spec.name
+                           : spec.kind == ConstraintSpec::Kind::kRegex      ? "regex"
+                           : spec.kind == ConstraintSpec::Kind::kJsonSchema ? "json_schema"
+                                                                            : "json_object";
   bool is_recursive = false;
   auto automaton = CompileSpec(spec, kMaxRefNesting, limits, trie->single_bytes(), &is_recursive);
   if (!automaton.ok() && is_recursive) {

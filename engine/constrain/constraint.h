@@ -33,8 +33,12 @@ struct TokenMask {
 struct ConstraintSpec {
   enum class Kind { kRegex, kJsonSchema, kJsonObject };
   Kind kind = Kind::kRegex;
-  std::string text;  // the expression or the schema
+  std::string text;       // the expression or the schema
+  std::string name = {};  // in errors, where it isn't the kind's
 };
+// What one of these texts matches and nothing else. InvalidArgument speaks of the texts: there are
+// none, too many bytes of them, or one isn't UTF-8.
+absl::StatusOr<ConstraintSpec> SpecOfTexts(absl::Span<const std::string> texts);
 
 class Constraint {
  public:

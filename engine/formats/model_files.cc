@@ -27,11 +27,43 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
   return std::string(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size());
 }
 
+// What a folder without config.json may be instead; empty: nobody knows.
+std::string HintFor(const std::string& path) {
+  const auto names = Files::Real().List(path);
+  if (!names.ok()) return "";
+  std::vector<std::string> gguf;
+  for (const std::string& name : *names) {
+    if (absl::EndsWithIgnoreCase(name, ".gguf")) gguf.push_back(JoinPath(path, name));
+    if (name == "run.yaml") {
+      return "it is a run's folder: where a run may be given (--run) give it there, or make a "
+             "model "
+             "of it with `stretto export`";
+    }
+    if (name == "masters.safetensors") {
+      return "it is a checkpoint of a run: `stretto export` makes a model of it";
+    }
+  }
+  if (gguf.size() == 1) return absl::StrCat("did you mean ", gguf[0], "?");
+  if (gguf.size() > 1) {
+    return absl::StrCat("it holds ", gguf.size(), " GGUF files: name one, as ",
+                        *std::min_element(gguf.begin(), gguf.end()));
+  }
+  return "";
+}
+
 absl::StatusOr<ModelFiles> OpenFolder(const std::string& path) {
   ModelFiles model;
   model.kind = ModelFiles::Kind::kFolder;
   model.path = path;
   const std::string config_path = JoinPath(path, "config.json");
+  if (!Files::Real().Exists(config_path)) {
+    const std::string hint = HintFor(path);
+    return absl::NotFoundError(absl::StrCat(
+        path,
+        ": no model: a folder with config.json and safetensors files is expected, or a GGUF "
+        "file",
+        hint.empty() ? "" : "; ", hint));
+  }
   ASSIGN_OR_RETURN(const std::string config, ReadSmallFile(config_path));
   ASSIGN_OR_RETURN(model.config, ParseHfConfig(config_path, config));
   const std::string generation_path = JoinPath(path, "generation_config.json");

@@ -73,6 +73,10 @@ class EngineImpl final : public InferenceEngine {
   absl::Status SubmitGroup(std::vector<Request> samples) override;
   absl::Span<const Event> Step() override;
   absl::Status Cancel(uint64_t request_id) override;
+  bool IsQueued(uint64_t request_id) const override {
+    const auto it = completions_.find(request_id);
+    return it != completions_.end() && it->second->num_cached < 0;  // never admitted
+  }
   void Pause() override { paused_ = true; }
   void Resume() override { paused_ = false; }
   void Drain() override { draining_ = true; }

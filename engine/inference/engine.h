@@ -107,6 +107,9 @@ class InferenceEngine {
   // the next Step(), also while paused. NotFound if it isn't here (finished already or never came).
   virtual absl::Status Cancel(uint64_t request_id) = 0;
 
+  // Whether a request waits and nothing of it has been computed yet.
+  virtual bool IsQueued(uint64_t request_id) const = 0;
+
   virtual void Pause() = 0;  // Step() computes nothing until Resume()
   virtual void Resume() = 0;
   virtual void Drain() = 0;  // refuse new requests; Step() ends those that are here

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_replace.h"
+#include "base/printable.h"
 #include "spdlog/sinks/basic_file_sink.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
@@ -78,7 +79,8 @@ absl::Status InitLogging(const LogOptions& options) {
 bool LogEnabled(LogLevel level) { return Logger()->should_log(ToSpdlog(level)); }
 
 void Log(LogLevel level, absl::string_view message) {
-  std::string line = absl::StrReplaceAll(message, {{"\r\n", " "}, {"\n", " "}});
+  const std::string line =
+      PrintableLines(absl::StrReplaceAll(message, {{"\r\n", " "}, {"\n", " "}}));
   Logger()->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
 }
 }  // namespace stretto::services

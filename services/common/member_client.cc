@@ -135,6 +135,7 @@ class MemberClientImpl final : public MemberClient {
     request.set_member_epoch(fence_->epoch());
     *request.mutable_version() = options_.version();
     request.set_peak_rss_bytes(PeakRssBytes());
+    if (options_.notice) request.set_notice(options_.notice());
     v1::HeartbeatResponse response;
     grpc::ClientContext context;
     SetDeadline(context, kHeartbeatTimeoutMs);

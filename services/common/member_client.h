@@ -21,6 +21,9 @@ struct MemberOptions {
   v1::NumericProfile profile;
   // What the member holds now; any thread.
   std::function<v1::PolicyVersion()> version;
+  // What a person should know of the member now, told with each heartbeat; any thread. May be
+  // empty.
+  std::function<std::string()> notice;
   // Where the coordinator is now; asked before each attempt to connect, because a coordinator that
   // is started again may have another port.
   std::function<absl::StatusOr<std::string>()> coordinator_address;

@@ -12,6 +12,7 @@
 #include "CLI/Formatter.hpp"
 #include "base/clock.h"
 #include "base/files.h"
+#include "base/flag_checks.h"
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 #include "services/common/grpc_server.h"
@@ -58,13 +59,13 @@ void AddCommonFlags(CLI::App& app, ServiceFlags& flags) {
   app.add_option("--name", flags.name, "member name, stable across restarts");
   app.add_option("--bind", flags.bind, "address to listen at");
   app.add_option("--port", flags.port, "port to listen at; 0: a free one")
-      ->check(CLI::Range(0, 65535));
+      ->check(IntegerIn(0, 65535));
   app.add_option("--coordinator", flags.coordinator,
                  "host:port; default: found in the run's folder");
   app.add_option("--metrics-port", flags.metrics_port, "port of /metrics; 0: a free one, -1: none")
-      ->check(CLI::Range(-1, 65535));
+      ->check(IntegerIn(-1, 65535));
   app.add_option("--threads", flags.threads, "compute threads; 0: by run file")
-      ->check(CLI::Range(0, 1024));
+      ->check(IntegerIn(0, 1024));
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error");
   app.add_option("--log-file", flags.log_file, "write the log there too");
   app.add_option("--grace-ms", flags.grace_ms, "time for running calls at the end");
@@ -203,6 +204,7 @@ class Process {
     options.config_hash = context_.run.has_value() ? context_.run->hash : "";
     options.profile = membership->profile;
     options.version = membership->version;
+    options.notice = membership->notice;
     options.coordinator_address = [coordinator = flags.coordinator,
                                    dir = context_.run_dir]() -> absl::StatusOr<std::string> {
       if (!coordinator.empty()) return coordinator;

@@ -71,7 +71,8 @@ struct ServiceContext {
 struct Membership {
   v1::Pool pool = v1::POOL_UNSPECIFIED;
   v1::NumericProfile profile;
-  std::function<v1::PolicyVersion()> version;  // any thread
+  std::function<v1::PolicyVersion()> version;     // any thread
+  std::function<std::string()> notice = nullptr;  // MemberOptions::notice
 };
 
 class Service {

@@ -14,6 +14,8 @@ namespace stretto::services {
 namespace {
 constexpr int64_t kTickMs = 50;
 constexpr int64_t kAskSeconds = 10;
+// How often it is looked whether the run's folder is still there.
+constexpr int64_t kCheckPlaceNs = 1'000'000'000;
 // How long members and watchers have to hear that the run has ended; the shorter time when all
 // members have heard it.
 constexpr int64_t kFarewellMs = 3000, kShortFarewellMs = 500;
@@ -104,11 +106,8 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(const RunConfig&
 }
 
 absl::Status Coordinator::Open() {
-  DatasetOptions options{.skip_bad_lines = config_.data.on_bad_line == "skip"};
-  for (const RewardSpec& reward : config_.rewards) {
-    if (reward.type != "exact" && reward.type != "integer" && reward.type != "numeric") continue;
-    options.required_fields[reward.answer_field] = absl::StrCat("the reward `", reward.type, "`");
-  }
+  const DatasetOptions options{.skip_bad_lines = config_.data.on_bad_line == "skip",
+                               .rewards = config_.rewards};
   ASSIGN_OR_RETURN(train_, ReadDataset(config_.data.train, options));
   if (!config_.data.eval.empty()) {
     ASSIGN_OR_RETURN(eval_, ReadDataset(config_.data.eval, options));
@@ -117,9 +116,8 @@ absl::Status Coordinator::Open() {
     for (const std::string& warning : data->warnings) LogWarning("skipped ", warning);
     if (data->warnings.empty()) continue;
     const bool is_one = data->warnings.size() == 1;
-    last_event_ =
-        absl::StrCat(data->warnings.size(), is_one ? " line of data is" : " lines of data are",
-                     " left out (", data->warnings.front(), is_one ? ")" : ", …)");
+    Tell(absl::StrCat(data->warnings.size(), is_one ? " line of data is" : " lines of data are",
+                      " left out (", data->warnings.front(), is_one ? ")" : ", …)"));
   }
   RETURN_IF_ERROR(Files::Real().MakeDirs(config_.run.dir));
   const std::string run_id = absl::StrCat(config_.run.name, "-", config_.hash.substr(0, 8));
@@ -177,6 +175,10 @@ void Coordinator::Loop() {
 
 void Coordinator::Turn(std::deque<std::function<void()>> events) {
   for (auto& event : events) event();
+  if (const int64_t now = NowNs(); now - place_checked_ns_ > kCheckPlaceNs) {
+    place_checked_ns_ = now;
+    journal_->CheckPlace();
+  }
   core_->OnTick(NowNs());
   const std::vector<Command> commands = core_->TakeCommands();
   for (const Command& command : commands) {
@@ -302,10 +304,27 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::DoHeartbeat(
   uint64_t& peak = peak_rss_[request.name()];
   peak = std::max<uint64_t>(peak, request.peak_rss_bytes());
   reported_versions_[request.name()] = request.version();
+  TakeNotice(request.name(), request.notice());
   v1::HeartbeatResponse response;
   response.set_run_ended(ended_ns_ >= 0);
   if (ended_ns_ >= 0) core_->OnLeave(request.name(), request.member_epoch(), NowNs());
   return response;
+}
+
+void Coordinator::TakeNotice(const std::string& member, std::string notice) {
+  constexpr size_t kMaxBytes = 1000;
+  notice.resize(std::min(notice.size(), kMaxBytes));
+  std::string& known = notices_[member];
+  if (known == notice) return;
+  known = std::move(notice);
+  if (!known.empty()) Record(RecordEvent{absl::StrCat(member, ": ", known)});
+}
+
+void Coordinator::Tell(const std::string& text) {
+  constexpr size_t kMaxEvents = 16;
+  events_.push_back(text);
+  ++num_events_;
+  if (events_.size() > kMaxEvents) events_.pop_front();
 }
 
 absl::Status Coordinator::Control(v1::ControlRunRequest::Action action) {
@@ -357,7 +376,13 @@ void Coordinator::PublishStatus() {
   status.set_run_id(journal_->run_id());
   status.set_run_dir(config_.run.dir);
   status.set_first_step(first_step_);
-  status.set_last_event(last_event_);
+  status.set_last_event(events_.empty() ? "" : events_.back());
+  for (const std::string& event : events_) status.add_events(event);
+  status.set_num_events(num_events_);
+  const Core::Round round = core_->round();
+  status.set_round_rollouts(static_cast<uint64_t>(round.num_wanted));
+  status.set_round_generated(static_cast<uint64_t>(round.num_generated));
+  status.set_round_scored(static_cast<uint64_t>(round.num_scored));
   status.set_state(journal_->status().ok() ? StateOf(core_->phase()) : v1::RUN_STATE_FAILED);
   status.set_detail(core_->detail());
   status.set_phase(ended_ns_ >= 0 ? "" : core_->activity());
@@ -376,6 +401,8 @@ void Coordinator::PublishStatus() {
     m->set_num_in_flight(static_cast<uint32_t>(member.num_in_flight));
     const auto peak = peak_rss_.find(name);
     if (peak != peak_rss_.end()) m->set_peak_rss_bytes(peak->second);
+    const auto notice = notices_.find(name);
+    if (notice != notices_.end()) m->set_notice(notice->second);
   }
   status.set_num_rollouts(num_rollouts_);
   status.set_num_groups_dropped(
@@ -384,6 +411,7 @@ void Coordinator::PublishStatus() {
   status.set_buffer_groups(static_cast<uint64_t>(core_->num_buffered()));
   status.set_eval_before(evals_.count(0) > 0 ? evals_.at(0) : -1);
   status.set_eval_last(evals_.empty() ? -1 : evals_.rbegin()->second);
+  status.set_eval_last_step(evals_.empty() ? 0 : evals_.rbegin()->first);
   absl::MutexLock lock(&mutex_);
   // Time alone is no change.
   v1::RunStatus before = status_;

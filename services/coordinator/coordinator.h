@@ -89,6 +89,10 @@ class Coordinator {
   void Record(const RecordCheckpoint& record);
   void Record(const RecordEval& record);
   void Record(const RecordEvent& record);
+  // For people: the log, and the status that others watch.
+  void Tell(const std::string& text);
+  // News of a member about itself; said once.
+  void TakeNotice(const std::string& member, std::string notice);
 
   // Commands, on the loop.
   template <class T>
@@ -130,8 +134,11 @@ class Coordinator {
   int64_t start_ns_ = 0, mark_ns_ = 0;
   double earlier_seconds_ = 0;
   int64_t first_step_ = 0;
-  std::string last_event_;
-  std::string profile_;  // of the first member; in exact runs of all
+  std::deque<std::string> events_;  // the newest
+  uint64_t num_events_ = 0;
+  std::map<std::string, std::string> notices_;  // by member
+  int64_t place_checked_ns_ = 0;                // of the journal
+  std::string profile_;                         // of the first member; in exact runs of all
   std::map<std::string, uint64_t> peak_rss_;
   std::map<std::string, v1::PolicyVersion> reported_versions_;
   v1::SaveCheckpointResponse last_checkpoint_;

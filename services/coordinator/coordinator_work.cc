@@ -77,7 +77,7 @@ void Coordinator::Record(const RecordEval& record) {
 void Coordinator::Record(const RecordEvent& record) {
   journal_->Write(record);
   LogInfo(record.text);
-  last_event_ = record.text;
+  Tell(record.text);
 }
 
 void Coordinator::Do(const TokenizePrompts& command) {
@@ -273,8 +273,8 @@ void Coordinator::StepTaken(const TakeStep& asked,
                   {.step_seconds = seconds, .train_seconds = answer->seconds()});
   if (config_.algorithm.kl_coef > 0) step.metrics["kl_coef"] = asked.kl_coef;
   if (answer->skipped()) {
-    last_event_ = absl::StrCat("step ", asked.step, " changed nothing: ", answer->skip_reason());
-    LogWarning(last_event_);
+    Tell(absl::StrCat("step ", asked.step, " changed nothing: ", answer->skip_reason()));
+    LogWarning(events_.back());
   }
   journal_->WriteStep(step, core_->kl_coef());
   last_metrics_ = step.metrics;

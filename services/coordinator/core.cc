@@ -27,6 +27,11 @@ Core::Core(CoreOptions options, RestoredRun restored)
   for (Group& group : restored.groups) groups_.emplace(group.id, std::move(group));
   // A run that was over is over again as soon as it is looked at.
   TryEnd();
+  if (!restored.paused || IsOver()) return;
+  paused_ = true;
+  Emit(
+      RecordEvent{"paused still, as before the coordinator was started again: "
+                  "`stretto status RUN_DIR --resume` goes on"});
 }
 
 std::vector<Command> Core::TakeCommands() { return std::exchange(commands_, {}); }

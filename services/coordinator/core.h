@@ -113,6 +113,11 @@ class Core {
   int64_t num_stale_dropped() const { return num_stale_dropped_; }
   // Complete groups that wait for their batch.
   int64_t num_buffered() const;
+  // Rollouts of the step, or of the evaluation, that is being put together.
+  struct Round {
+    int64_t num_wanted = 0, num_generated = 0, num_scored = 0;
+  };
+  Round round() const;
 
  private:
   void Advance(int64_t now_ns);

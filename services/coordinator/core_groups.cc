@@ -288,6 +288,24 @@ bool Core::OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t
   return status.ok();
 }
 
+Core::Round Core::round() const {
+  const GroupKind kind = EvalIsDue() ? GroupKind::kEval : GroupKind::kTrain;
+  int64_t number = version_.number;
+  // What a batch holds already is being trained on.
+  while (kind == GroupKind::kTrain && kl_coefs_.count(++number) > 0) continue;
+  const int64_t group_size = kind == GroupKind::kEval ? 1 : options_.group_size;
+  Round round;
+  for (const auto& [id, group] : groups_) {
+    if (group.kind != kind || group.round != number || group.state == GroupState::kRejected) {
+      continue;
+    }
+    round.num_wanted += group_size;
+    if (group.state >= GroupState::kGenerated) round.num_generated += group_size;
+    if (group.state == GroupState::kScored) round.num_scored += group_size;
+  }
+  return round;
+}
+
 int64_t Core::num_buffered() const {
   return std::count_if(groups_.begin(), groups_.end(), [](const auto& entry) {
     return entry.second.kind == GroupKind::kTrain && entry.second.state == GroupState::kScored;

@@ -207,6 +207,34 @@ TEST_CASE("a stop checkpoints and ends; a finished run is over at once") {
   CHECK(Only<EndRun>(again.TakeCommands()).size() == 1);
 }
 
+TEST_CASE("a run that was paused is paused again, and goes on when told so") {
+  RestoredRun restored;
+  restored.paused = true;
+  Core core(Bench::Defaults({}), restored);
+  CHECK(core.phase() == RunPhase::kPaused);
+  const auto events = Only<RecordEvent>(core.TakeCommands());
+  REQUIRE(events.size() == 1);
+  CHECK(absl::StrContains(events[0].text, "--resume"));
+  REQUIRE(core.OnRegister("t", PoolKind::kTrainer, "t:1", {0, "h0"}, 0).ok());
+  CHECK(core.groups().empty());
+  core.OnPause(false, 0);
+  CHECK(core.phase() != RunPhase::kPaused);
+  CHECK_FALSE(core.groups().empty());
+}
+
+TEST_CASE("what is there of a round is counted in rollouts") {
+  Bench b({.num_steps = 2});
+  const auto generate = Only<GenerateGroup>(b.Tokenize(b.Sync()));
+  REQUIRE(generate.size() == 2);
+  CHECK(b.core.round().num_wanted == 4);
+  CHECK(b.core.round().num_generated == 0);
+  b.core.OnGenerated(generate[0], absl::OkStatus(), 0, 0);
+  CHECK(b.core.round().num_generated == 2);
+  CHECK(b.core.round().num_scored == 0);
+  for (const auto& s : Only<ScoreGroup>(b.Take())) b.core.OnScored(s, absl::OkStatus(), 0);
+  CHECK(b.core.round().num_scored == 2);
+}
+
 TEST_CASE("the KL coefficient of a step follows what the step before measured") {
   Bench b({.kl_coef = 0.5, .kl_controller = {.target = 1, .horizon = 8}});
   const auto finish_step = [&](double measured_kl) {

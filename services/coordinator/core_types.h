@@ -184,6 +184,7 @@ struct RestoredRun {
   std::vector<Group> groups;                // of rounds that are not over
   std::map<std::string, uint64_t> member_epochs;
   std::vector<int64_t> evaluated;  // versions
+  bool paused = false;             // on request, which nobody has taken back
   int64_t checkpoint_version = -1;
   uint64_t next_group = 1;
   uint64_t next_position = 0;

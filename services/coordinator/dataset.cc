@@ -8,6 +8,8 @@
 #include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "services/common/dataset_answer.h"
+#include "services/common/json_unique.h"
 
 namespace stretto::services {
 namespace {
@@ -38,14 +40,12 @@ std::string PromptFault(const json& line) {
   return "";
 }
 
-std::string LineFault(const json& line, const DatasetOptions& options) {
-  if (line.is_discarded()) return "not valid JSON";
-  if (!line.is_object()) return "expected a JSON object";
-  if (std::string fault = PromptFault(line); !fault.empty()) return fault;
-  for (const auto& [field, user] : options.required_fields) {
-    if (!line.contains(field)) return absl::StrCat("no `", field, "`, which ", user, " needs");
-  }
-  return "";
+std::string LineFault(absl::string_view text, const DatasetOptions& options) {
+  const absl::StatusOr<json> line = ParseUniqueJson(text);
+  if (!line.ok()) return std::string(line.status().message());
+  if (!line->is_object()) return "expected a JSON object";
+  if (std::string fault = PromptFault(*line); !fault.empty()) return fault;
+  return std::string(CheckAnswers(options.rewards, *line).message());
 }
 }  // namespace
 
@@ -63,8 +63,7 @@ absl::StatusOr<Dataset> ParseDataset(const std::string& text, const std::string&
     if (number == 1) absl::ConsumePrefix(&line, "\xef\xbb\xbf");  // a byte order mark
     line = absl::StripAsciiWhitespace(line);
     if (line.empty()) continue;
-    const json parsed = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
-    if (const std::string fault = LineFault(parsed, options); !fault.empty()) {
+    if (const std::string fault = LineFault(line, options); !fault.empty()) {
       const std::string message = absl::StrCat(name, ":", number, ": ", fault);
       if (!options.skip_bad_lines) {
         return absl::InvalidArgumentError(

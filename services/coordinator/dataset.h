@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "config/run_config.h"
 
 namespace stretto::services {
 struct Dataset {
@@ -17,8 +17,8 @@ struct Dataset {
 
 struct DatasetOptions {
   bool skip_bad_lines = false;  // otherwise the first one is the error
-  // What each line must have beside its prompt: field → who needs it, for the message.
-  std::map<std::string, std::string> required_fields = {};
+  // What judges the completions: each line must have, and have well, what they need of it.
+  std::vector<RewardSpec> rewards = {};
 };
 
 // Reads a whole file. INVALID_ARGUMENT: a malformed line (file, line number, what is wrong), or no

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,6 +47,12 @@ absl::StatusOr<int> TakeLock(const std::string& path, absl::Duration wait) {
   }
   return fd;
 }
+
+// 0: there is no such file.
+uint64_t InodeOf(const std::string& path) {
+  struct stat found {};
+  return ::stat(path.c_str(), &found) == 0 ? static_cast<uint64_t>(found.st_ino) : 0;
+}
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(const std::string& path,
@@ -58,7 +65,7 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(const std::string& path,
     ::close(lock_fd);
     return db.status();
   }
-  std::unique_ptr<Journal> journal(new Journal(std::move(*db), lock_fd));
+  std::unique_ptr<Journal> journal(new Journal(std::move(*db), lock_fd, path));
   RETURN_IF_ERROR(journal->Prepare(run_id, essence));
   return journal;
 }
@@ -125,7 +132,9 @@ absl::Status Journal::Prepare(const std::string& run_id, const std::string& esse
     ASSIGN_OR_RETURN(const bool row, query.Step());
     session_ = row ? query.IntAt(0) : 0;
   }
-  return db_->Commit();
+  RETURN_IF_ERROR(db_->Commit());
+  inode_ = InodeOf(path_);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> Journal::ReadMeta(const std::string& key) {
@@ -305,6 +314,14 @@ void Journal::WriteSessionSeconds(double seconds) {
   auto query = db_->Prepare("UPDATE sessions SET seconds = ? WHERE id = ?");
   query.Real(seconds).Int(session_);
   Run(query);
+}
+
+void Journal::CheckPlace() {
+  if (!status_.ok() || InodeOf(path_) == inode_) return;
+  status_ = absl::DataLossError(absl::StrCat(
+      path_,
+      ": the run's journal, or its whole folder, was removed or replaced while the run went "
+      "on; nothing of it can be kept any more"));
 }
 
 absl::Status Journal::Commit(bool sync) {

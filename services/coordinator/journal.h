@@ -89,6 +89,9 @@ class Journal {
   // machine's as well.
   absl::Status Commit(bool sync);
   const absl::Status& status() const { return status_; }
+  // Fails the journal if its file is not where it was: somebody has removed or replaced it, and
+  // what is written goes nowhere.
+  void CheckPlace();
 
   absl::StatusOr<GroupRecord> ReadGroup(uint64_t id);
   absl::StatusOr<std::vector<uint64_t>> ReadBatch(int64_t step);
@@ -99,17 +102,21 @@ class Journal {
   absl::StatusOr<std::pair<std::string, std::string>> ReadCheckpoint();
 
  private:
-  Journal(std::unique_ptr<Sqlite> db, int lock_fd) : db_(std::move(db)), lock_fd_(lock_fd) {}
+  Journal(std::unique_ptr<Sqlite> db, int lock_fd, std::string path)
+      : db_(std::move(db)), lock_fd_(lock_fd), path_(std::move(path)) {}
   absl::Status Prepare(const std::string& run_id, const std::string& essence);
   absl::Status BeginAgain(const std::string& run_id, const std::string& essence);
   absl::StatusOr<std::string> ReadMeta(const std::string& key);
   absl::Status RestoreVersions(RestoredRun* run);
   absl::Status RestoreGroups(RestoredRun* run);
+  absl::Status RestorePause(RestoredRun* run);
   void Run(Sqlite::Query& query);
   bool Writable();
 
   std::unique_ptr<Sqlite> db_;
   int lock_fd_;
+  const std::string path_;
+  uint64_t inode_ = 0;  // of the file at path_
   std::string run_id_;
   int64_t session_ = 0;
   bool in_transaction_ = false;

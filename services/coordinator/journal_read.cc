@@ -112,7 +112,18 @@ absl::StatusOr<RestoredRun> Journal::Restore() {
   RestoredRun run;
   RETURN_IF_ERROR(RestoreVersions(&run));
   RETURN_IF_ERROR(RestoreGroups(&run));
+  RETURN_IF_ERROR(RestorePause(&run));
   return run;
+}
+
+// A pause lasts until it is taken back, or the run is stopped or has ended.
+absl::Status Journal::RestorePause(RestoredRun* run) {
+  auto query = db_->Prepare(
+      "SELECT text = 'paused' FROM events WHERE text IN ('paused', 'resumed', 'stop requested') OR "
+      "text LIKE 'run ended: %' OR text LIKE 'run failed: %' ORDER BY seq DESC LIMIT 1");
+  ASSIGN_OR_RETURN(const bool row, query.Step());
+  run->paused = row && query.IntAt(0) != 0;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<GroupRecord> Journal::ReadGroup(uint64_t id) {

@@ -209,6 +209,36 @@ TEST_CASE("what was committed survives the end of the process") {
   CHECK((*journal)->Restore().value().versions == std::map<int64_t, std::string>{{0, "h0"}});
 }
 
+TEST_CASE("a pause outlives the coordinator, until it is taken back or the run is stopped") {
+  TempDir dir;
+  const auto paused_after = [&](const std::vector<std::string>& events) {
+    auto journal = Journal::Open(dir.File("run.sqlite"), "run-1", "essence");
+    REQUIRE_OK(journal);
+    for (const std::string& event : events) (*journal)->Write(RecordEvent{event});
+    REQUIRE_OK((*journal)->Commit(false));
+    return (*journal)->Restore().value().paused;
+  };
+  CHECK_FALSE(paused_after({}));
+  CHECK(paused_after({"paused"}));
+  CHECK(paused_after({"generator-0 has been silent for longer than its lease"}));
+  CHECK_FALSE(paused_after({"resumed"}));
+  CHECK_FALSE(paused_after({"paused", "stop requested"}));
+  CHECK_FALSE(paused_after({"paused", "run failed: x"}));
+}
+
+TEST_CASE("a journal that was removed or replaced under the run is a lasting error") {
+  TempDir dir;
+  const std::string path = dir.File("run.sqlite");
+  auto journal = Journal::Open(path, "run-1", "essence");
+  REQUIRE_OK(journal);
+  (*journal)->CheckPlace();
+  REQUIRE_OK((*journal)->status());
+  REQUIRE_OK(Files::Real().Rename(path, dir.File("elsewhere")));
+  (*journal)->CheckPlace();
+  CHECK(absl::IsDataLoss((*journal)->status()));
+  CHECK(absl::StrContains((*journal)->Commit(false).message(), "removed or replaced"));
+}
+
 TEST_CASE("a full disk is a clear and lasting error, and loses nothing committed") {
   TempDir dir;
   const std::string path = dir.File("run.sqlite");
@@ -270,6 +300,8 @@ TEST_CASE("datasets are read line by line and bad lines are named") {
     return std::string(bad.status().message());
   };
   CHECK(absl::StartsWith(error("{\"prompt\": "), "d.jsonl:4: not valid JSON"));
+  CHECK(absl::StartsWith(error("{\"prompt\": \"a\", \"prompt\": \"b\"}"),
+                         "d.jsonl:4: the key 'prompt' comes twice"));
   CHECK(absl::StartsWith(error("[1]"), "d.jsonl:4: expected a JSON object"));
   CHECK(absl::StartsWith(error("{\"text\": \"x\"}"), "d.jsonl:4: expected either"));
   CHECK(absl::StartsWith(error("{\"prompt\": 5}"), "d.jsonl:4: `prompt` is not a text"));
@@ -281,13 +313,18 @@ TEST_CASE("datasets are read line by line and bad lines are named") {
   REQUIRE_OK(marked);
   CHECK(marked->lines[0] == "{\"prompt\": \"a\"}");
   CHECK_FALSE(ReadDataset("/nonexistent.jsonl", {}).ok());
+  RewardSpec integer;
+  integer.type = "integer";
+  const std::string first = "{\"prompt\":\"a\",\"answer\":1}\n";
   const auto lacking =
-      ParseDataset("{\"prompt\":\"a\",\"answer\":1}\n{\"prompt\":\"b\"}\n", "d.jsonl",
-                   {.required_fields = {{"answer", "the reward `integer`"}}});
+      ParseDataset(first + "{\"prompt\":\"b\"}\n", "d.jsonl", {.rewards = {integer}});
   CHECK(lacking.status().message() ==
-        "d.jsonl:2: no `answer`, which the reward `integer` needs (data.on_bad_line: skip leaves "
-        "such "
-        "lines out)");
+        "d.jsonl:2: the dataset line's field 'answer' is missing; the reward 'integer' (integer) "
+        "compares completions with it (data.on_bad_line: skip leaves such lines out)");
+  const auto empty = ParseDataset(first + "\n{\"prompt\":\"b\",\"answer\":null}\n", "d.jsonl",
+                                  {.rewards = {integer}});
+  CHECK(absl::StartsWith(empty.status().message(),
+                         "d.jsonl:3: the dataset line's field 'answer' is null"));
 }
 }  // namespace
 }  // namespace stretto::services

@@ -81,7 +81,8 @@ GenerationLoop::GenerationLoop(std::unique_ptr<engine::InferenceEngine> engine, 
       queued_(metrics->gauge("stretto_generator_queued", "Rollouts that wait.")),
       free_blocks_(metrics->gauge("stretto_generator_free_blocks", "Free KV blocks.")),
       version_gauge_(metrics->gauge("stretto_policy_version", "Policy version in use.")),
-      speculation_metrics_(metrics) {
+      speculation_metrics_(metrics),
+      latency_metrics_(metrics) {
   thread_ = std::thread([this] { ThreadMain(); });
 }
 
@@ -126,9 +127,36 @@ void GenerationLoop::ThreadMain() {
       const int64_t start_ns = Clock::Real().NowNs();
       const absl::Span<const Event> events = engine_->Step();
       busy_seconds_ += static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9;
+      Measure(events, start_ns);
       Dispatch(events);
     }
     Publish();
+  }
+}
+
+void GenerationLoop::Measure(absl::Span<const Event> events, int64_t start_ns) {
+  const int64_t now_ns = Clock::Real().NowNs();
+  const auto waits_still = [&](uint64_t id) {
+    const auto found = targets_.find(id);
+    if (found == targets_.end()) return false;  // cancelled
+    if (engine_->IsQueued(id)) return true;
+    latency_metrics_.Begun(found->second.times, start_ns);
+    return false;
+  };
+  not_begun_.erase(std::remove_if(not_begun_.begin(), not_begun_.end(),
+                                  [&](uint64_t id) { return !waits_still(id); }),
+                   not_begun_.end());
+  for (const Event& event : events) {
+    const auto found = targets_.find(event.request_id);
+    if (found != targets_.end() && event.kind == Event::Kind::kToken) ++found->second.num_new;
+  }
+  for (const Event& event : events) {
+    const auto found = targets_.find(event.request_id);
+    if (found == targets_.end()) continue;
+    Target& target = found->second;
+    const int64_t num_new = std::exchange(target.num_new, 0);
+    if (num_new > 0) latency_metrics_.Tokens(&target.times, num_new, now_ns);
+    if (event.kind == Event::Kind::kFinished) latency_metrics_.Ended(target.times, now_ns);
   }
 }
 
@@ -166,6 +194,7 @@ void GenerationLoop::Publish() {
 absl::StatusOr<std::shared_ptr<Generation>> GenerationLoop::Submit(GenerationRequest request) {
   if (request.samples.empty()) return absl::InvalidArgumentError("no samples are asked for");
   auto generation = std::make_shared<Generation>(request.samples.size());
+  request.submitted_ns = Clock::Real().NowNs();
   absl::Status status;
   const bool ran = Run([&] { status = SubmitOnThread(request, generation); });
   if (!ran) return absl::ResourceExhaustedError("too many calls are waiting; try again");
@@ -208,10 +237,13 @@ absl::Status GenerationLoop::SubmitOnThread(GenerationRequest& request,
   }
   const absl::Status status = SubmitToEngine(std::move(requests), as_group);
   if (!status.ok()) return status;
+  const CompletionTimes times{.api = request.api, .submitted_ns = request.submitted_ns};
   for (size_t i = 0; i < request.samples.size(); ++i) {
     targets_[generation->request_ids_[i]] = {.generation = generation,
                                              .sample_index = request.samples[i].sample_index,
-                                             .truncated = truncated};
+                                             .truncated = truncated,
+                                             .times = times};
+    not_begun_.push_back(generation->request_ids_[i]);
   }
   return absl::OkStatus();
 }

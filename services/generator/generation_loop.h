@@ -24,6 +24,7 @@
 #include "absl/synchronization/mutex.h"
 #include "engine/inference/engine.h"
 #include "services/common/metrics.h"
+#include "services/generator/latency_metrics.h"
 #include "services/generator/speculation_metrics.h"
 
 namespace stretto::services {
@@ -41,6 +42,8 @@ struct GenerationRequest {
   int32_t priority = 0;
   bool want_text = false;
   bool prompt_logprobs = false;  // come with news of the first sample
+  Api api = Api::kGrpc;          // who asks, for the latencies
+  int64_t submitted_ns = 0;      // set by Submit
   std::vector<SampleSpec> samples;
   // The weights to generate with; a negative number: whichever are current.
   int64_t expected_version = -1;
@@ -118,12 +121,16 @@ class GenerationLoop {
     std::shared_ptr<Generation> generation;
     uint32_t sample_index = 0;
     bool truncated = false;  // sampling log-probs say something of their own
+    int64_t num_new = 0;     // tokens of the events being handed out
+    CompletionTimes times;
   };
   // Runs `command` on the engine thread and waits for it; false: the queue is full.
   bool Run(const std::function<void()>& command);
   void ThreadMain();
   bool RunCommands();
   void Dispatch(absl::Span<const engine::Event> events);
+  // Before Dispatch: the latencies of a step that began then and has just ended.
+  void Measure(absl::Span<const engine::Event> events, int64_t start_ns);
   void Publish();
   absl::Status SubmitOnThread(GenerationRequest& request,
                               const std::shared_ptr<Generation>& generation);
@@ -143,6 +150,8 @@ class GenerationLoop {
   Counter tokens_total_, prompt_tokens_total_, preemptions_total_;
   Gauge running_, queued_, free_blocks_, version_gauge_;
   SpeculationMetrics speculation_metrics_;
+  LatencyMetrics latency_metrics_;
+  std::vector<uint64_t> not_begun_;  // the engine thread's
 
   mutable absl::Mutex mutex_;
   std::deque<Command*> commands_ ABSL_GUARDED_BY(mutex_);

@@ -9,6 +9,7 @@
 #include "grpcpp/server_context.h"
 #include "services/common/grpc_status.h"
 #include "services/common/log.h"
+#include "services/generator/forced_prefix.h"
 #include "stretto/v1/generator.grpc.pb.h"
 
 namespace stretto::services {
@@ -78,8 +79,10 @@ uint64_t DrawPromptId(const v1::PromptId& id) {
   return (static_cast<uint64_t>(id.epoch()) << 40) ^ id.index();
 }
 
+// `limits`: without what the request says itself.
 absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& proto,
-                                            engine::ConstraintCache& constraints) {
+                                            engine::ConstraintCache& constraints,
+                                            PrefixLimits limits) {
   if (proto.sampling().max_tokens() < 1) {
     return absl::InvalidArgumentError("sampling.max_tokens: at least 1 is expected");
   }
@@ -97,15 +100,20 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& proto,
   request.prompt_logprobs = proto.prompt_logprobs();
   request.expected_version = proto.has_expected_version() ? proto.expected_version().number() : -1;
   request.expected_hash = proto.expected_version().hash();
+  limits.max_tokens = request.sampling.max_tokens;
+  if (request.sampling.ignore_eos) limits.stop_ids.clear();
+  limits.stop_ids.insert(limits.stop_ids.end(), request.sampling.stop_ids.begin(),
+                         request.sampling.stop_ids.end());
   std::set<uint32_t> seen;
   for (const v1::SampleRequest& sample : proto.samples()) {
     if (!seen.insert(sample.sample_index()).second) {
       return absl::InvalidArgumentError(
           absl::StrCat("samples: sample ", sample.sample_index(), " is asked for twice"));
     }
-    request.samples.push_back(
-        {.sample_index = sample.sample_index(),
-         .forced_prefix = {sample.prefix().ids().begin(), sample.prefix().ids().end()}});
+    SampleSpec spec{.sample_index = sample.sample_index(), .forced_prefix = {}};
+    const std::string name = absl::StrCat("samples[", request.samples.size(), "]");
+    ASSIGN_OR_RETURN(spec.forced_prefix, CheckForcedPrefix(sample, name, limits));
+    request.samples.push_back(std::move(spec));
   }
   return request;
 }
@@ -243,7 +251,11 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
   absl::Status Stream(grpc::ServerContext& context, const v1::GenerateRequest& proto,
                       grpc::ServerWriter<v1::GenerateEvent>& writer) {
     RETURN_IF_ERROR(Check(proto.caller()));
-    ASSIGN_OR_RETURN(GenerationRequest request, FromProto(proto, *parts_.constraints));
+    const PrefixLimits limits{.vocab_size = parts_.host->files.config.vocab_size,
+                              .max_tokens = 0,
+                              .stop_ids = parts_.host->prompts->stop_ids(),
+                              .version = parts_.policy->Current().first};
+    ASSIGN_OR_RETURN(GenerationRequest request, FromProto(proto, *parts_.constraints, limits));
     const int64_t gather_ms = request.want_text ? 0 : kGatherMs;
     ASSIGN_OR_RETURN(const std::shared_ptr<Generation> generation,
                      parts_.loop->Submit(std::move(request)));

@@ -87,6 +87,12 @@ class GeneratorProgram final : public Service {
     app.add_option("--served-model-name", served_model_name_,
                    "the model's name in the OpenAI-compatible API (default: the run's, or the "
                    "folder's)");
+    app.add_option("--api-key", api_keys_.given,
+                   "a key that the HTTP API wants as Authorization: Bearer KEY (may be repeated; "
+                   "other users of the machine can read a command line)");
+    app.add_option("--api-key-file", api_keys_.file,
+                   "a file with such keys, one a line; STRETTO_API_KEY in the environment is one "
+                   "more");
     app.add_option("--max-queued", max_queued_, "requests that may wait")
         ->check(IntegerIn(1, 1 << 20));
     app.add_option("--max-running", cluster_.max_running, "with --model: sequences at once")
@@ -161,10 +167,14 @@ class GeneratorProgram final : public Service {
  private:
   absl::Status StartHttp(const ServiceContext& context) {
     if (http_port_ < 0) {
+      if (!api_keys_.given.empty() || !api_keys_.file.empty()) {
+        return absl::InvalidArgumentError("an API key is for the HTTP API: give --http-port too");
+      }
       if (!context.run.has_value()) LogInfo("no HTTP API: --http-port PORT serves one");
       return absl::OkStatus();
     }
     OpenAiApiOptions options;
+    ASSIGN_OR_RETURN(options.keys, ApiKeys::Read(api_keys_));
     options.model_name = served_model_name_;
     options.max_model_len = host_->transformer->options().max_sequence_length;
     if (options.model_name.empty()) {
@@ -179,6 +189,7 @@ class GeneratorProgram final : public Service {
                                   {.bind = context.flags.bind, .port = http_port_, .limits = {}});
     if (!http.ok()) return Annotate(http.status(), "--http-port");
     http_ = *std::move(http);
+    if (!options.keys.empty()) LogInfo("the HTTP API wants an API key");
     LogInfo("OpenAI-compatible API at http://", context.flags.bind, ":", http_->port(),
             "/v1, model ", options.model_name);
     return absl::OkStatus();
@@ -226,6 +237,7 @@ class GeneratorProgram final : public Service {
   std::unique_ptr<grpc::Service> service_;
   int http_port_ = -1;
   std::string served_model_name_;
+  ApiKeySources api_keys_{.given = {}, .file = "", .environment_key = "STRETTO_API_KEY"};
   int32_t max_queued_ = engine::EngineOptions().max_queued;
   std::unique_ptr<OpenAiApi> api_;
   std::unique_ptr<HttpServer> http_;

@@ -70,6 +70,27 @@ std::vector<absl::StatusOr<double>> Judge::Values(const Component& component,
   return values;
 }
 
+absl::Status Judge::Probe(int64_t timeout_ms) {
+  absl::Status first;
+  for (const Component& component : components_) {
+    if (component.client == nullptr) continue;
+    const absl::Status status = component.client->Probe(timeout_ms);
+    if (first.ok() && !status.ok()) {
+      first = Annotate(status, absl::StrCat("reward '", NameOf(component.spec), "'"));
+    }
+  }
+  return first;
+}
+
+std::string Judge::trouble() const {
+  std::string trouble;
+  for (const Component& component : components_) {
+    const std::string text = component.client == nullptr ? "" : component.client->trouble();
+    if (!text.empty()) absl::StrAppend(&trouble, trouble.empty() ? "" : "; ", text);
+  }
+  return trouble;
+}
+
 absl::StatusOr<std::vector<Judgement>> Judge::Score(const JudgeQuery& query,
                                                     const std::function<bool()>& cancelled) {
   const nlohmann::json line =

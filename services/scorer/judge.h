@@ -46,6 +46,11 @@ class Judge {
   // One judgement a completion. INVALID_ARGUMENT: the line is no JSON object.
   absl::StatusOr<std::vector<Judgement>> Score(const JudgeQuery& query,
                                                const std::function<bool()>& cancelled);
+  // Looks whether each reward service answers, for at most `timeout_ms` each. UNAVAILABLE: the
+  // first that doesn't, with its name.
+  absl::Status Probe(int64_t timeout_ms);
+  // What keeps rewards from coming now, for people; empty: nothing.
+  std::string trouble() const;
   // Text that changes whenever the rewards could.
   const std::string& description() const { return description_; }
 

@@ -9,6 +9,8 @@
 
 namespace stretto::services {
 namespace {
+constexpr int64_t kProbeMs = 2000;
+
 class ScorerProgram final : public Service {
  public:
   std::string kind() const override { return "scorer"; }
@@ -20,6 +22,8 @@ class ScorerProgram final : public Service {
         context.flags.threads > 0 ? context.flags.threads : run.cluster.scorer_threads;
     ASSIGN_OR_RETURN(host_, OpenModelHost(OptionsOfRun(run, static_cast<int>(threads))));
     ASSIGN_OR_RETURN(judge_, Judge::Create(run.rewards, run.rollout.max_tokens, context.metrics));
+    // Said at once, not after the first rollouts; the run waits for it.
+    if (absl::Status status = judge_->Probe(kProbeMs); !status.ok()) LogWarning(status.message());
     if (run.algorithm.kl_coef > 0 || run.algorithm.kl_target > 0) {
       ASSIGN_OR_RETURN(reference_, Reference::Create(host_.get()));
       LogInfo("reference policy ", run.model.path, " is ", reference_->hash());
@@ -35,11 +39,16 @@ class ScorerProgram final : public Service {
   std::vector<grpc::Service*> grpc_services() override { return {service_.get()}; }
 
   std::optional<Membership> membership() override {
-    return Membership{.pool = v1::POOL_SCORER, .profile = host_->profile, .version = [] {
-                        v1::PolicyVersion version;
-                        version.set_number(-1);
-                        return version;
-                      }};
+    Membership membership;
+    membership.pool = v1::POOL_SCORER;
+    membership.profile = host_->profile;
+    membership.version = [] {
+      v1::PolicyVersion version;
+      version.set_number(-1);
+      return version;
+    };
+    membership.notice = [this] { return judge_->trouble(); };
+    return membership;
   }
 
  private:

@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cmath>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "services/common/channel.h"
@@ -17,15 +19,22 @@ namespace {
 class RewardClientImpl final : public RewardClient {
  public:
   explicit RewardClientImpl(const RewardClientOptions& options)
-      : options_(options), stub_(v1::Reward::NewStub(MakeChannel(options.address))) {}
+      : options_(options),
+        channel_(MakeChannel(options.address)),
+        stub_(v1::Reward::NewStub(channel_)) {}
 
   absl::StatusOr<std::vector<double>> GetRewards(const RewardQuery& query,
                                                  const std::function<bool()>& cancelled) override {
     Backoff backoff({.initial_wait_ms = 100, .max_wait_ms = 2000}, JitterSeed());
     for (int64_t attempt = 1;; ++attempt) {
       absl::StatusOr<std::vector<double>> rewards = Ask(query);
-      if (rewards.ok()) return rewards;
+      if (rewards.ok()) {
+        SetTrouble("");
+        return rewards;
+      }
       ++num_failures_;
+      SetTrouble(absl::StrCat("reward service ", options_.address,
+                              ", asked for rewards: ", rewards.status().message(), ". ", kAdvice));
       LogWarning("reward service ", options_.address, ", attempt ", attempt, " of ",
                  options_.max_attempts, ": ", rewards.status().ToString());
       if (attempt >= options_.max_attempts || cancelled()) {
@@ -34,9 +43,30 @@ class RewardClientImpl final : public RewardClient {
       Clock::Real().SleepNs(backoff.NextWaitMs() * 1'000'000);
     }
   }
+  absl::Status Probe(int64_t timeout_ms) override {
+    if (channel_->WaitForConnected(std::chrono::system_clock::now() +
+                                   std::chrono::milliseconds(timeout_ms))) {
+      SetTrouble("");
+      return absl::OkStatus();
+    }
+    const std::string text = absl::StrCat("no reward service answers at ", options_.address,
+                                          " (asked for ", timeout_ms / 1000, " s). ", kAdvice);
+    SetTrouble(text);
+    return absl::UnavailableError(text);
+  }
   uint64_t num_failures() const override { return num_failures_; }
+  std::string trouble() const override {
+    absl::MutexLock lock(&mutex_);
+    return trouble_;
+  }
 
  private:
+  // The first word on a trouble stays until it is over.
+  void SetTrouble(const std::string& text) {
+    absl::MutexLock lock(&mutex_);
+    if (text.empty() || trouble_.empty()) trouble_ = text;
+  }
+
   absl::StatusOr<std::vector<double>> Ask(const RewardQuery& query) {
     v1::GetRewardsRequest request;
     request.set_run_id(query.run_id);
@@ -45,7 +75,9 @@ class RewardClientImpl final : public RewardClient {
     v1::GetRewardsResponse response;
     grpc::ClientContext context;
     SetDeadline(context, options_.timeout_ms);
-    RETURN_IF_ERROR(FromGrpc(stub_->GetRewards(&context, request, &response)));
+    const absl::Status status = FromGrpc(stub_->GetRewards(&context, request, &response));
+    if (absl::IsDeadlineExceeded(status)) return NoAnswer();
+    RETURN_IF_ERROR(status);
     if (response.rewards_size() != request.completions_size()) {
       return absl::InternalError(absl::StrCat(response.rewards_size(), " rewards for ",
                                               request.completions_size(), " completions"));
@@ -58,9 +90,25 @@ class RewardClientImpl final : public RewardClient {
     return std::vector<double>(response.rewards().begin(), response.rewards().end());
   }
 
+  // A host that swallows what is sent to it is as good as none; a service that has been reached and
+  // is slow has failed.
+  absl::Status NoAnswer() const {
+    const std::string text = absl::StrCat("no answer within ", options_.timeout_ms, " ms");
+    if (channel_->GetState(/*try_to_connect=*/true) == GRPC_CHANNEL_READY) {
+      return absl::DeadlineExceededError(text);
+    }
+    return absl::UnavailableError(text + ": no connection");
+  }
+
+  static constexpr char kAdvice[] =
+      "Start it, or correct the reward's address in the run file (docs/run-file.md); rewards wait "
+      "for it";
   const RewardClientOptions options_;
+  const std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Reward::Stub> stub_;
   std::atomic<uint64_t> num_failures_{0};
+  mutable absl::Mutex mutex_;
+  std::string trouble_ ABSL_GUARDED_BY(mutex_);
 };
 }  // namespace
 

@@ -24,8 +24,13 @@ class RewardClient {
   // `cancelled` is asked between attempts. Blocks.
   virtual absl::StatusOr<std::vector<double>> GetRewards(
       const RewardQuery& query, const std::function<bool()>& cancelled) = 0;
+  // Waits for a connection. UNAVAILABLE: nobody answers there, and what to do; trouble() says so
+  // too. Blocks for at most `timeout_ms`.
+  virtual absl::Status Probe(int64_t timeout_ms) = 0;
   // Failed attempts so far.
   virtual uint64_t num_failures() const = 0;
+  // What keeps rewards from coming since the last one that came, for people; empty: nothing.
+  virtual std::string trouble() const = 0;
 };
 
 struct RewardClientOptions {

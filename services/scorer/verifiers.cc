@@ -13,7 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "nlohmann/json.hpp"
-#include "services/scorer/numbers.h"
+#include "services/common/dataset_answer.h"
+#include "services/common/numbers.h"
 
 namespace stretto::services {
 namespace {
@@ -23,35 +24,11 @@ using nlohmann::json;
 constexpr uint32_t kMatchLimit = 1'000'000;
 constexpr uint32_t kHeapLimitKb = 32 * 1024;
 
-// The value of a field as text; a field of the line or, with points, of an object inside it.
-absl::StatusOr<std::string> AnswerOf(const json& line, const std::string& field) {
-  const json* value = &line;
-  absl::string_view rest = field;
-  if (line.is_object() && line.contains(field)) {
-    value = &line[field];
-    rest = "";
-  }
-  while (!rest.empty()) {
-    const size_t point = rest.find('.');
-    const std::string key(rest.substr(0, point));
-    if (!value->is_object() || !value->contains(key)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the dataset line has no field '", field, "'"));
-    }
-    value = &(*value)[key];
-    rest = point == absl::string_view::npos ? "" : rest.substr(point + 1);
-  }
-  if (value->is_string()) return value->get<std::string>();
-  if (value->is_number() || value->is_boolean()) return value->dump();
-  return absl::InvalidArgumentError(
-      absl::StrCat("the dataset line's field '", field, "' is no text and no number"));
-}
-
 class Exact final : public Verifier {
  public:
   explicit Exact(const RewardSpec& spec) : field_(spec.answer_field), fold_(spec.ignore_case) {}
   absl::StatusOr<double> Verify(const VerifierInput& input) const override {
-    ASSIGN_OR_RETURN(const std::string answer, AnswerOf(*input.line, field_));
+    ASSIGN_OR_RETURN(const std::string answer, AnswerText(*input.line, field_));
     const absl::string_view a = absl::StripAsciiWhitespace(input.completion);
     const absl::string_view b = absl::StripAsciiWhitespace(answer);
     return (fold_ ? absl::EqualsIgnoreCase(a, b) : a == b) ? 1.0 : 0.0;
@@ -83,14 +60,7 @@ class Integer final : public Verifier {
  public:
   Integer(const RewardSpec& spec, Take take) : field_(spec.answer_field), take_(take) {}
   absl::StatusOr<double> Verify(const VerifierInput& input) const override {
-    ASSIGN_OR_RETURN(const std::string text, AnswerOf(*input.line, field_));
-    const absl::optional<std::string> number = OnlyNumber(text);
-    const absl::optional<std::string> answer =
-        number.has_value() ? CanonicalInteger(*number) : absl::nullopt;
-    if (!answer.has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the dataset line's field '", field_, "' is no integer: '", text.substr(0, 80), "'"));
-    }
+    ASSIGN_OR_RETURN(const std::string answer, AnswerInteger(*input.line, field_));
     const absl::optional<std::string> given = TakeNumber(input.completion, take_);
     if (!given.has_value()) return 0.0;
     return CanonicalInteger(*given) == answer ? 1.0 : 0.0;
@@ -106,13 +76,8 @@ class Numeric final : public Verifier {
   Numeric(const RewardSpec& spec, Take take)
       : field_(spec.answer_field), take_(take), tolerance_(spec.tolerance) {}
   absl::StatusOr<double> Verify(const VerifierInput& input) const override {
-    ASSIGN_OR_RETURN(const std::string text, AnswerOf(*input.line, field_));
-    const absl::optional<std::string> number = OnlyNumber(text);
-    double answer = 0, given = 0;
-    if (!number.has_value() || !absl::SimpleAtod(*number, &answer) || !std::isfinite(answer)) {
-      return absl::InvalidArgumentError(absl::StrCat("the dataset line's field '", field_,
-                                                     "' is no number: '", text.substr(0, 80), "'"));
-    }
+    ASSIGN_OR_RETURN(const double answer, AnswerNumber(*input.line, field_));
+    double given = 0;
     const absl::optional<std::string> taken = TakeNumber(input.completion, take_);
     if (!taken.has_value() || !absl::SimpleAtod(*taken, &given)) return 0.0;
     const double allowed = tolerance_ * std::max(1.0, std::abs(answer));

@@ -4,7 +4,7 @@
 
 #include "base/testing.h"
 #include "nlohmann/json.hpp"
-#include "services/scorer/numbers.h"
+#include "services/common/numbers.h"
 
 namespace stretto::services {
 namespace {

@@ -36,13 +36,18 @@ class TrainerProgram final : public Service {
   }
 
   std::optional<Membership> membership() override {
-    return Membership{.pool = v1::POOL_TRAINER, .profile = host_->profile, .version = [this] {
-                        const TrainerState state = trainer_->State();
-                        v1::PolicyVersion version;
-                        version.set_number(state.version);
-                        version.set_hash(state.hash);
-                        return version;
-                      }};
+    Membership membership;
+    membership.pool = v1::POOL_TRAINER;
+    membership.profile = host_->profile;
+    membership.version = [this] {
+      const TrainerState state = trainer_->State();
+      v1::PolicyVersion version;
+      version.set_number(state.version);
+      version.set_hash(state.hash);
+      return version;
+    };
+    membership.notice = [this] { return trainer_->State().notice; };
+    return membership;
   }
 
  private:

@@ -109,9 +109,20 @@ absl::Status PolicyTrainer::RestoreOrBegin() {
     }
   }
   absl::Status last;
+  std::string notice;
   for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
     last = Restore(*folder);
-    if (last.ok()) return absl::OkStatus();
+    if (last.ok()) {
+      if (notice.empty()) return absl::OkStatus();
+      absl::MutexLock lock(&state_mutex_);
+      state_.notice = absl::StrCat(notice, "; resumed from the older ", *folder);
+      return absl::OkStatus();
+    }
+    // `latest` names one that the list holds as well.
+    if (!absl::StrContains(notice, *folder)) {
+      absl::StrAppend(&notice, notice.empty() ? "" : "; ", "checkpoint ", *folder,
+                      " is damaged and was passed over: ", last.message());
+    }
     LogWarning("checkpoint ", *folder, " cannot be used: ", last.ToString());
     if (absl::IsInvalidArgument(last)) return last;  // another model: a mistake, not damage
   }

@@ -47,6 +47,7 @@ struct TrainerState {
   std::string restored_extra_json;  // of the checkpoint loaded at start; empty: fresh
   int64_t checkpoint_version = -1;  // newest durable one
   std::string checkpoint_hash;
+  std::string notice;  // what was passed over at the start: damaged checkpoints; empty: nothing
   int64_t num_parameters = 0;
   double busy_seconds = 0;
 };

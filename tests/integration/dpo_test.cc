@@ -1,5 +1,6 @@
-// `stretto dpo` as its users run it, on the tiny model.
+// `stretto dpo` and `stretto sft` as their users run them, on the tiny model.
 #include <catch2/catch.hpp>
+#include <csignal>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -93,6 +94,82 @@ TEST_CASE("a bad line of preferences is named with its file") {
                                            "\"rejected\": \"2\"}\n";
   CHECK(dpo.Run("same", 2, {}, "same.jsonl").find("the same text") != std::string::npos);
   CHECK(dpo.Run("none", 2, {"--label-smoothing", "0.7"}).find("below 0.5") != std::string::npos);
+}
+
+// Starts fine-tuning of the tiny model that takes long enough to be disturbed.
+class Finetuning {
+ public:
+  explicit Finetuning(std::string command) : command_(std::move(command)) {
+    std::ofstream data(File("data.jsonl"));
+    for (int a = 1; a <= 9; ++a) {
+      data << "{\"prompt\": \"" << a << "+1=\", \"chosen\": \"" << a + 2 << "\", \"rejected\": \""
+           << a + 1 << "\", \"completion\": \"" << a + 2 << "\"}\n";
+    }
+  }
+  std::string File(const std::string& name) const { return folder_.File(name); }
+  Process Start(const std::string& out, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments = {command_,
+                                          "--model",
+                                          absl::StrCat(STRETTO_SOURCE_DIR, "/examples/tiny-model"),
+                                          "--data",
+                                          File("data.jsonl"),
+                                          "--out",
+                                          File(out),
+                                          "--steps",
+                                          "300",
+                                          "--batch",
+                                          "4",
+                                          "--lr",
+                                          "1e-4",
+                                          "--chat-format",
+                                          "none",
+                                          "--max-sequence-length",
+                                          "32",
+                                          "--checkpoint-every",
+                                          "5"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Process("stretto", std::move(arguments), File(out + ".log"));
+  }
+  std::string Weights(const std::string& out) const {
+    return Files::Real().ReadAll(File(out) + "/model.safetensors").value_or("");
+  }
+
+ private:
+  std::string command_;
+  TempDir folder_;
+};
+
+TEST_CASE("fine-tuning that is killed or interrupted goes on to the same bits") {
+  for (const char* command : {"sft", "dpo"}) {
+    INFO(command);
+    const Finetuning tuning(command);
+    REQUIRE(tuning.Start("whole").WaitForExit(kTimeoutMs) == 0);
+    REQUIRE(tuning.Weights("whole").size() > 1000);
+    const auto has = [](const Process& process, const char* text) {
+      return process.Log().find(text) != std::string::npos;
+    };
+    {
+      Process first = tuning.Start("torn");
+      REQUIRE(Eventually([&] { return has(first, "step 20/300"); }, kTimeoutMs));
+      first.Kill();
+    }
+    {
+      Process second = tuning.Start("torn");
+      REQUIRE(Eventually([&] { return has(second, "step 140/300"); }, kTimeoutMs));
+      second.Signal(SIGINT);
+      CHECK(second.WaitForExit(kTimeoutMs) == 130);
+      INFO(second.Log());
+      CHECK(has(second, "Resuming after step "));
+      CHECK(has(second, "interrupted; saved after step 1"));
+      CHECK_FALSE(Files::Real().Exists(tuning.File("torn")));
+    }
+    Process other = tuning.Start("torn", {"--seed", "7"});
+    CHECK(other.WaitForExit(kTimeoutMs) == 1);
+    CHECK(has(other, "--seed was 1, is 7"));
+    CHECK(tuning.Start("torn").WaitForExit(kTimeoutMs) == 0);
+    CHECK(tuning.Weights("torn") == tuning.Weights("whole"));
+    CHECK_FALSE(Files::Real().Exists(tuning.File("torn.checkpoints")));
+  }
 }
 
 TEST_CASE("training that leaves the numbers writes no model") {

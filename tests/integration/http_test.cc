@@ -347,4 +347,57 @@ TEST_CASE("clients that go away or never read") {
     CHECK(server.process->WaitForExit(30000) == 0);
   }
 }
+
+TEST_CASE("with an API key, whoever has none is told nothing but whether the server is well") {
+  const Server server({"--api-key", "open-sesame"});
+  const auto ask = [&server](const std::string& request_line, const std::string& header,
+                             const std::string& body = "") {
+    return server.Raw(absl::StrCat(request_line, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n",
+                                   header, "Content-Length: ", body.size(), "\r\n\r\n", body));
+  };
+  const std::string body = R"({"prompt": "1+1=", "max_tokens": 2})";
+  for (const std::string header :
+       {"", "Authorization: Bearer open-sesamE\r\n", "Authorization: Basic open-sesame\r\n"}) {
+    INFO(header);
+    for (const char* line :
+         {"POST /v1/completions", "POST /v1/chat/completions", "POST /tokenize", "POST /detokenize",
+          "GET /v1/models", "GET /version", "GET /nothing"}) {
+      INFO(line);
+      const Answer answer = ask(line, header, line[0] == 'P' ? body : "");
+      CHECK(answer.status == 401);
+      CHECK(absl::StrContains(answer.headers, "WWW-Authenticate: Bearer"));
+      CHECK(answer.json()["error"]["code"] == "invalid_api_key");
+      CHECK_FALSE(absl::StrContains(answer.body, "sesame"));
+    }
+    CHECK(ask("GET /health", header).status == 200);
+    CHECK(ask("GET /metrics", header).status == 200);
+  }
+  const std::string good = "Authorization: Bearer open-sesame\r\n";
+  CHECK(ask("POST /v1/completions", good, body).status == 200);
+  CHECK(ask("GET /version", good).json()["version"].is_string());
+  CHECK(ask("GET /nothing", good).status == 404);
+}
+
+TEST_CASE("ids of texts, and how long completions take") {
+  const Server server;
+  const Answer tokens = server.Post("/tokenize", R"({"model": "policy", "prompt": "1+1="})");
+  REQUIRE(tokens.status == 200);
+  CHECK(tokens.json()["count"] == tokens.json()["tokens"].size());
+  const Json ids{{"tokens", tokens.json()["tokens"]}};
+  CHECK(server.Post("/detokenize", ids.dump()).json()["prompt"] == "1+1=");
+  CHECK(server.Post("/tokenize", R"({"model": "other", "prompt": "1"})").status == 404);
+  CHECK(server.Get("/tokenize").status == 405);
+  REQUIRE(server.Complete({{"prompt", "1+1="}, {"max_tokens", 5}, {"ignore_eos", true}, {"n", 2}})
+              .status == 200);
+  const std::string metrics = server.Get("/metrics").body;
+  const auto count = [&metrics](const std::string& name) {
+    const std::string line = absl::StrCat("\n", name, "_count{api=\"http\"} ");
+    const size_t at = metrics.find(line);
+    return at == std::string::npos ? -1 : std::atoi(metrics.c_str() + at + line.size());
+  };
+  CHECK(count("stretto_generator_queue_seconds") == 2);
+  CHECK(count("stretto_generator_time_to_first_token_seconds") == 2);
+  CHECK(count("stretto_generator_inter_token_seconds") == 8);
+  CHECK(count("stretto_generator_request_seconds") == 2);
+}
 }  // namespace stretto::testing

@@ -103,11 +103,12 @@ TEST_CASE("what would fail again is said once") {
   const TestRun run(Options());
   std::ofstream(run.File("train.jsonl"), std::ios::app) << "nonsense\n";
   Process up = Up(run, "up", {"train.steps=2"});
-  CHECK(up.WaitForExit(kTimeoutMs) == 1);
+  CHECK(up.WaitForExit(kTimeoutMs) == 2);
   const std::string log = up.Log();
   INFO(log);
   CHECK(Count(log, "train.jsonl:33: not valid JSON") == 1);
   CHECK(log.find("starting it again") == std::string::npos);
+  CHECK_FALSE(Files::Real().Exists(run.run_dir()));  // nothing had been started
   Process skip = Up(run, "skip", {"train.steps=2", "data.on_bad_line=skip"});
   CHECK(skip.WaitForExit(kTimeoutMs) == 0);
   CHECK(skip.Log().find("1 line of data is left out") != std::string::npos);

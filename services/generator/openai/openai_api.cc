@@ -12,10 +12,12 @@
 #include "absl/strings/strip.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/version.h"
 #include "engine/inference/validation.h"
 #include "nlohmann/json.hpp"
 #include "services/generator/openai/openai_fields.h"
 #include "services/generator/openai/openai_request.h"
+#include "services/generator/openai/openai_tokens.h"
 #include "services/generator/openai/openai_writer.h"
 
 namespace stretto::services {
@@ -52,6 +54,7 @@ class RunningRequest {
       entry.prompt_id = p;
       entry.priority = request.priority;
       entry.want_text = true;
+      entry.api = Api::kHttp;
       for (int i = 0; i < request.n; ++i) {
         entry.samples.push_back({.sample_index = static_cast<uint32_t>(i), .forced_prefix = {}});
       }
@@ -181,6 +184,21 @@ bool IsCompletion(absl::string_view path) {
   return path == "/v1/completions" || path == "/v1/chat/completions";
 }
 
+bool IsTokens(absl::string_view path) { return path == "/tokenize" || path == "/detokenize"; }
+
+// Load balancers and Prometheus ask without a key; what they are told says nothing of requests.
+bool IsOpen(const HttpRequest& request) {
+  return request.path == "/health" || request.path == "/metrics" || request.method == "OPTIONS";
+}
+
+HttpReply NoKey() {
+  const absl::Status status =
+      absl::UnauthenticatedError("an API key is needed: `Authorization: Bearer KEY`");
+  HttpReply reply = ErrorReply(401, ErrorJson(status, 401));
+  reply.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return reply;
+}
+
 // Whatever the type says, a body is taken for JSON, as clients often leave it at their default;
 // what certainly isn't JSON is refused by its kind. OK, or the reason.
 std::string WrongMediaType(const HttpRequest& request) {
@@ -229,7 +247,7 @@ void OpenAiApi::Count(int status) const {
 }
 
 bool OpenAiApi::IsQuick(const HttpRequest& request) const {
-  return request.method != "POST" || !IsCompletion(request.path);
+  return request.method != "POST" || !(IsCompletion(request.path) || IsTokens(request.path));
 }
 
 HttpReply OpenAiApi::Refuse(int status, const std::string& message) {
@@ -250,17 +268,20 @@ HttpReply OpenAiApi::Handle(const HttpRequest& request) {
 
 HttpReply OpenAiApi::Route(const HttpRequest& request) {
   const std::string& path = request.path;
-  if (IsCompletion(path)) {
+  if (!IsOpen(request) && !options_.keys.Allow(request.Header("authorization"))) return NoKey();
+  if (IsCompletion(path) || IsTokens(path)) {
     if (request.method != "POST") return OtherMethod(request, "POST, OPTIONS");
+    if (IsTokens(path)) return Tokens(request);
     return Complete(request, path == "/v1/chat/completions");
   }
   const bool is_models = path == "/v1/models" || absl::StartsWith(path, "/v1/models/");
-  if (is_models || path == "/health" || path == "/metrics") {
+  if (is_models || path == "/health" || path == "/metrics" || path == "/version") {
     if (request.method != "GET" && request.method != "HEAD") {
       return OtherMethod(request, "GET, HEAD, OPTIONS");
     }
     if (is_models) return Models(path);
     if (path == "/health") return Health();
+    if (path == "/version") return JsonReply({{"version", kVersion}});
     HttpReply reply;
     reply.content_type = kPrometheusText;
     reply.body = metrics_->Text();
@@ -287,11 +308,7 @@ HttpReply OpenAiApi::Complete(const HttpRequest& http, bool chat) {
   if (const absl::Status status = gone(); !status.ok()) return Error(status);
   auto parsed = Parse(http.body, chat);
   if (!parsed.ok()) return Error(parsed.status());
-  if (!parsed->model.empty() && parsed->model != options_.model_name) {
-    return Error(absl::NotFoundError(absl::StrCat("the model '", Brief(parsed->model),
-                                                  "' isn't served here: ask for '",
-                                                  options_.model_name, "'")));
-  }
+  if (const absl::Status status = CheckModel(parsed->model); !status.ok()) return Error(status);
   if (const absl::Status status = CompileConstraint(&*parsed); !status.ok()) return Error(status);
   auto running = RunningRequest::Start(loop_, *parsed);
   if (!running.ok()) return Error(WithParam(running.status(), *parsed));
@@ -317,6 +334,29 @@ HttpReply OpenAiApi::Complete(const HttpRequest& http, bool chat) {
   if (!writer.failure().ok()) return Error(writer.failure());
   reply.body = writer.Whole();
   return reply;
+}
+
+HttpReply OpenAiApi::Tokens(const HttpRequest& http) {
+  if (const std::string reason = WrongMediaType(http); !reason.empty()) {
+    return ErrorReply(415, ErrorJson(absl::UnknownError(reason), 415));
+  }
+  absl::StatusOr<TokensAnswer> answer;
+  {
+    absl::MutexLockMaybe lock(http.body.size() >= kLargeBodyBytes ? &large_body_ : nullptr);
+    answer = http.path == "/tokenize" ? Tokenize(http.body, *prompts_, options_.max_model_len)
+                                      : Detokenize(http.body, *prompts_);
+  }
+  if (!answer.ok()) return Error(answer.status());
+  if (const absl::Status status = CheckModel(answer->model); !status.ok()) return Error(status);
+  HttpReply reply;
+  reply.body = answer->json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return reply;
+}
+
+absl::Status OpenAiApi::CheckModel(const std::string& model) const {
+  if (model.empty() || model == options_.model_name) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat(
+      "the model '", Brief(model), "' isn't served here: ask for '", options_.model_name, "'"));
 }
 
 absl::Status OpenAiApi::CompileConstraint(OpenAiRequest* request) const {

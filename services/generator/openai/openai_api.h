@@ -2,6 +2,9 @@
 // GenerationLoop (the same that gRPC uses: the same queue, the same engine) and the writer.
 //
 //   POST /v1/completions, /v1/chat/completions     GET /v1/models[/NAME], /health, /metrics
+//   POST /tokenize, /detokenize                    GET /version
+//
+// With keys (OpenAiApiOptions::keys) everything but /health and /metrics wants one.
 //
 // Thread-safe; a completion occupies its thread until the answer, or for a stream until the
 // connection's owner lets it go. Knows no sockets.
@@ -14,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "engine/constrain/constraint.h"
 #include "engine/prompt/prompt_encoder.h"
+#include "services/common/api_key.h"
 #include "services/common/http_message.h"
 #include "services/common/metrics.h"
 #include "services/generator/generation_loop.h"
@@ -24,6 +28,7 @@ struct OpenAiRequest;
 struct OpenAiApiOptions {
   std::string model_name;
   int64_t max_model_len = 0;  // tokens of prompt and completion, told by /v1/models
+  ApiKeys keys = {};
 };
 
 class OpenAiApi final : public HttpHandler {
@@ -40,6 +45,8 @@ class OpenAiApi final : public HttpHandler {
   void Count(int status) const;
   HttpReply Route(const HttpRequest& request);
   HttpReply Complete(const HttpRequest& request, bool chat);
+  HttpReply Tokens(const HttpRequest& request);
+  absl::Status CheckModel(const std::string& model) const;
   absl::StatusOr<OpenAiRequest> Parse(const std::string& body, bool chat);
   absl::Status CompileConstraint(OpenAiRequest* request) const;
   HttpReply Models(const std::string& path) const;

@@ -3,12 +3,14 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "base/printable.h"
+#include "base/status.h"
+#include "services/common/json_unique.h"
 #include "services/generator/openai/openai_request.h"
 
 namespace stretto::services {
 namespace {
 using Json = nlohmann::json;
-constexpr size_t kMaxReasonBytes = 300;  // of what the parser says
 
 // Whether brackets outside strings open deeper than `max_depth`.
 bool IsTooDeep(const std::string& text, size_t max_depth) {
@@ -29,39 +31,21 @@ bool IsTooDeep(const std::string& text, size_t max_depth) {
   }
   return false;
 }
-
-// What the parser says, without its own numbering of errors.
-std::string Reason(const std::string& what) {
-  const size_t end = what.find("] ");
-  return end == std::string::npos ? what : what.substr(end + 2);
-}
 }  // namespace
 
-std::string Brief(absl::string_view text, size_t max_bytes) {
-  if (text.size() <= max_bytes) return std::string(text);
-  size_t size = max_bytes;
-  // Not in the middle of a character.
-  while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
-  return absl::StrCat(text.substr(0, size), "\u2026");
-}
+std::string Brief(absl::string_view text, size_t max_bytes) { return Printable(text, max_bytes); }
 
 absl::StatusOr<Json> ParseJsonObject(const std::string& body, size_t max_depth) {
   if (IsTooDeep(body, max_depth)) {
     return absl::InvalidArgumentError(
         absl::StrCat("the body is nested more than ", max_depth, " levels deep"));
   }
-  try {
-    Json json = Json::parse(body);
-    if (json.is_object()) return json;
-    return absl::InvalidArgumentError(
-        absl::StrCat("the body must be a JSON object, found ", json.type_name()));
-  } catch (const Json::exception& e) {
-    // The message quotes the input, which need not be short or valid UTF-8.
-    const std::string quoted = Json(Brief(Reason(e.what()), kMaxReasonBytes))
-                                   .dump(-1, ' ', true, Json::error_handler_t::replace);
-    return absl::InvalidArgumentError(absl::StrCat("the body isn't valid JSON in UTF-8: ",
-                                                   Json::parse(quoted).get<std::string>()));
-  }
+  auto parsed = ParseUniqueJson(body);
+  if (!parsed.ok()) return Annotate(parsed.status(), "the body");
+  Json json = *std::move(parsed);
+  if (json.is_object()) return json;
+  return absl::InvalidArgumentError(
+      absl::StrCat("the body must be a JSON object, found ", json.type_name()));
 }
 
 const Json* Fields::Take(const std::string& key) {

@@ -13,11 +13,12 @@
 #include "nlohmann/json.hpp"
 
 namespace stretto::services {
-// What a client has written, as errors quote it: at most so many bytes and an ellipsis.
+// What a client has written, as errors quote it: at most so many bytes and an ellipsis, control
+// characters escaped.
 std::string Brief(absl::string_view text, size_t max_bytes = 64);
 
 // The body as an object. InvalidArgument with the place: broken JSON, invalid UTF-8, another type,
-// nested too deeply.
+// nested too deeply, a key that comes twice in an object.
 absl::StatusOr<nlohmann::json> ParseJsonObject(const std::string& body, size_t max_depth);
 
 class Fields {

@@ -6,9 +6,10 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/printable.h"
 #include "base/status.h"
-#include "engine/constrain/regex.h"
 #include "services/generator/openai/openai_fields.h"
+#include "services/generator/openai/openai_neutral.h"
 
 namespace stretto::services {
 namespace {
@@ -122,7 +123,9 @@ class ConstraintReader {
     if (form == ReadChoice) {
       std::vector<std::string> texts;
       if (!fields.StringOrList(key, &texts)) return;
-      return Set(fields, key, outer, {Kind::kRegex, engine::RegexOfTexts(texts)});
+      auto spec = engine::SpecOfTexts(texts);
+      if (!spec.ok()) return fields.Fail(key, std::string(spec.status().message()));
+      return Set(fields, key, outer, *std::move(spec));
     }
     if (!value->is_object() && !value->is_string()) {
       return fields.Fail(key, "expected a JSON Schema (an object, or its text)");
@@ -192,8 +195,7 @@ void ReadCommon(const std::string& body, Fields& fields, OpenAiRequest* request)
   ReadSampling(fields, &request->sampling);
   ConstraintReader(body, request).Read(fields);
   ReadStream(fields, request);
-  fields.Ignore(
-      {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"});
+  TakeNeutralFields(fields, request->n);
 }
 
 // Fields that are allowed with the value that changes nothing.
@@ -249,6 +251,9 @@ absl::Status ReadPrompts(const Json* prompt, const engine::PromptEncoder& prompt
 absl::StatusOr<std::string> ReadContent(const Json& message, const std::string& name) {
   const auto it = message.find("content");
   if (it != message.end() && it->is_string()) return it->get<std::string>();
+  // As OpenAI's own: an assistant may have said nothing.
+  const bool is_empty = it == message.end() || it->is_null();
+  if (is_empty && message.value("role", Json()) == "assistant") return std::string();
   if (it == message.end() || !it->is_array()) {
     return ParamError("messages", absl::StrCat("'", name, ".content': expected a text"));
   }
@@ -281,6 +286,12 @@ absl::StatusOr<engine::ChatMessage> ReadMessage(const Json& json, const std::str
     return ParamError("messages", absl::StrCat("'", name, ".role' is missing"));
   }
   if (message.role == "developer") message.role = "system";
+  if (message.role != "system" && message.role != "user" && message.role != "assistant") {
+    return ParamError("messages",
+                      absl::StrCat("'", name, ".role' is '", Printable(message.role, 64),
+                                   "': expected system, developer, user or assistant",
+                                   message.role == "tool" ? " (no tools here)" : ""));
+  }
   ASSIGN_OR_RETURN(message.content, ReadContent(json, name));
   return message;
 }
@@ -309,6 +320,20 @@ std::string ParamOf(const absl::Status& status) {
   return payload.has_value() ? std::string(*payload) : std::string();
 }
 
+absl::StatusOr<std::vector<int32_t>> EncodeChat(const Json* list,
+                                                const engine::PromptEncoder& prompts) {
+  ASSIGN_OR_RETURN(auto messages, ReadMessages(list));
+  auto ids = prompts.EncodeMessages(std::move(messages));
+  if (!ids.ok()) {
+    return ParamError("messages",
+                      absl::StrCat("'messages': ", ids.status().message(),
+                                   absl::IsFailedPrecondition(ids.status())
+                                       ? ", or ask /v1/completions, which needs no template"
+                                       : ""));
+  }
+  return ids;
+}
+
 absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
                                               const engine::PromptEncoder& prompts) {
   ASSIGN_OR_RETURN(const Json json, ParseJsonObject(body, kMaxJsonDepth));
@@ -319,8 +344,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
   request.logprobs = fields.Int32("logprobs", 0, kMaxTopLogprobs, &request.top_logprobs);
   request.sampling.max_tokens = kDefaultMaxTokens;
   fields.Int32("max_tokens", request.echo ? 0 : 1, kMaxTokens, &request.sampling.max_tokens);
-  Refuse(fields, "suffix", "", "isn't supported");
-  Refuse(fields, "best_of", request.n, "only the value of 'n' is supported");
+  TakeNeutralCompletionFields(fields);
   const Json* prompt = fields.Take("prompt");
   RETURN_IF_ERROR(fields.Finish());
   RETURN_IF_ERROR(ReadPrompts(prompt, prompts, &request));
@@ -347,24 +371,11 @@ absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
   if (fields.Int32("max_completion_tokens", 1, kMaxTokens, &request.sampling.max_tokens)) {
     request.max_tokens_param = "max_completion_tokens";
   }
-  Refuse(fields, "tools", Json::array(), "tools aren't supported");
-  Refuse(fields, "functions", Json::array(), "functions aren't supported");
-  Refuse(fields, "tool_choice", "none", "tools aren't supported");
-  Refuse(fields, "function_call", "none", "functions aren't supported");
-  Refuse(fields, "parallel_tool_calls", false, "tools aren't supported");
-  Refuse(fields, "modalities", Json::array({"text"}), "only text is supported");
+  TakeNeutralChatFields(fields);
   const Json* list = fields.Take("messages");
   RETURN_IF_ERROR(fields.Finish());
-  ASSIGN_OR_RETURN(auto messages, ReadMessages(list));
-  auto ids = prompts.EncodeMessages(std::move(messages));
-  if (!ids.ok()) {
-    return ParamError("messages",
-                      absl::StrCat("'messages': ", ids.status().message(),
-                                   absl::IsFailedPrecondition(ids.status())
-                                       ? ", or ask /v1/completions, which needs no template"
-                                       : ""));
-  }
-  request.prompts.push_back(*std::move(ids));
+  ASSIGN_OR_RETURN(auto ids, EncodeChat(list, prompts));
+  request.prompts.push_back(std::move(ids));
   return request;
 }
 }  // namespace stretto::services

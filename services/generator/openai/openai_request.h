@@ -19,6 +19,7 @@
 #include "engine/constrain/constraint.h"
 #include "engine/inference/request.h"
 #include "engine/prompt/prompt_encoder.h"
+#include "nlohmann/json_fwd.hpp"
 
 namespace stretto::services {
 inline constexpr int kMaxChoices = 128;       // n, and prompts times n
@@ -51,6 +52,10 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
                                               const engine::PromptEncoder& prompts);
 absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
                                         const engine::PromptEncoder& prompts);
+
+// The prompt that a conversation becomes: the value of `messages`. InvalidArgument, as above.
+absl::StatusOr<std::vector<int32_t>> EncodeChat(const nlohmann::json* messages,
+                                                const engine::PromptEncoder& prompts);
 
 // An InvalidArgument about the body's field `param`; and the field of such an error, or "".
 absl::Status ParamError(const std::string& param, const std::string& message);

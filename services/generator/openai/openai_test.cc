@@ -8,6 +8,7 @@
 #include "nlohmann/json.hpp"
 #include "services/generator/openai/openai_fields.h"
 #include "services/generator/openai/openai_request.h"
+#include "services/generator/openai/openai_tokens.h"
 #include "services/generator/openai/openai_writer.h"
 
 namespace stretto::services {
@@ -234,6 +235,120 @@ TEST_CASE("what is refused is named") {
   CHECK(RefusalOf({{"messages", user}, {"tools", {{{"type", "function"}}}}}, true).param ==
         "tools");
   CHECK(RefusalOf({{"messages", user}, {"top_logprobs", 2}}, true).param == "top_logprobs");
+}
+
+TEST_CASE("fields that change nothing are taken, with any other value refused by name") {
+  const Json user{{{"role", "user"}, {"content", "1"}}};
+  const Json neutral{{"best_of", 1},
+                     {"use_beam_search", false},
+                     {"length_penalty", 1.0},
+                     {"skip_special_tokens", true},
+                     {"spaces_between_special_tokens", true},
+                     {"include_stop_str_in_output", false},
+                     {"prompt_logprobs", 0},
+                     {"logits_processors", nullptr},
+                     {"bad_words", Json::array()},
+                     {"allowed_token_ids", nullptr},
+                     {"truncate_prompt_tokens", nullptr},
+                     {"guided_grammar", nullptr},
+                     {"user", "u"},
+                     {"store", false},
+                     {"metadata", {{"a", "b"}}},
+                     {"service_tier", "auto"},
+                     {"echo", false}};
+  Json completion = neutral, chat = neutral;
+  completion.update({{"prompt", "1"}, {"suffix", ""}, {"add_special_tokens", true}});
+  chat.update({{"messages", user},
+               {"tools", Json::array()},
+               {"tool_choice", "auto"},
+               {"parallel_tool_calls", true},
+               {"functions", nullptr},
+               {"modalities", {"text"}},
+               {"add_generation_prompt", true},
+               {"chat_template_kwargs", Json::object()}});
+  REQUIRE_OK(ParseCompletion(completion.dump(), Prompts()));
+  REQUIRE_OK(ParseChat(chat.dump(), Prompts()));
+  const auto refused = [&](const std::string& key, const Json& value, bool in_chat) {
+    Json body = in_chat ? Json{{"messages", user}} : Json{{"prompt", "1"}};
+    body[key] = value;
+    INFO(key);
+    CHECK(RefusalOf(body, in_chat).param == key);
+  };
+  for (const bool in_chat : {false, true}) {
+    refused("use_beam_search", true, in_chat);
+    refused("skip_special_tokens", false, in_chat);
+    refused("prompt_logprobs", 5, in_chat);
+    refused("logits_processors", {"x"}, in_chat);
+    refused("bad_words", {"x"}, in_chat);
+    refused("truncate_prompt_tokens", 5, in_chat);
+    refused("best_of", 2, in_chat);
+  }
+  refused("suffix", "x", false);
+  refused("tool_choice", "required", true);
+  refused("echo", true, true);
+  refused("continue_final_message", true, true);
+}
+
+TEST_CASE("roles, and what an assistant may leave unsaid") {
+  const auto parse = [](const Json& messages) {
+    return ParseChat(Json{{"messages", messages}}.dump(), Prompts());
+  };
+  const Json user{{"role", "user"}, {"content", "1"}};
+  REQUIRE_OK(parse({user, {{"role", "assistant"}, {"content", nullptr}}, user}));
+  REQUIRE_OK(parse({user, {{"role", "assistant"}}, user}));
+  CHECK_FALSE(parse({{{"role", "user"}, {"content", nullptr}}}).ok());
+  for (const char* role : {"tool", "wizard", "User", "a\x1b[2J"}) {
+    const auto refused = parse({{{"role", role}, {"content", "1"}}});
+    INFO(refused.status());
+    CHECK(ParamOf(refused.status()) == "messages");
+    CHECK(absl::StrContains(refused.status().message(),
+                            "expected system, developer, user or assistant"));
+    CHECK_FALSE(absl::StrContains(refused.status().message(), "\x1b"));
+  }
+}
+
+TEST_CASE("a key that comes twice is refused") {
+  for (const char* body :
+       {R"({"prompt": "1", "temperature": 0, "temperature": 1})",
+        R"({"prompt": "1", "guided_json": {"type": "object", "type": "null"}})"}) {
+    const auto parsed = ParseCompletion(body, Prompts());
+    INFO(parsed.status());
+    CHECK(absl::StrContains(parsed.status().message(), "comes twice"));
+  }
+}
+
+TEST_CASE("texts and conversations as ids, and back") {
+  const auto answer = [](const Json& body) {
+    auto tokens = Tokenize(body.dump(), Prompts(), 64);
+    INFO(tokens.status());
+    REQUIRE(tokens.ok());
+    return tokens->json;
+  };
+  const std::vector<int32_t> ids = *Prompts().EncodeRaw("1+2=", true);
+  const Json text = answer({{"prompt", "1+2="}});
+  CHECK(text["tokens"] == Json(ids));
+  CHECK(text["count"] == ids.size());
+  CHECK(text["max_model_len"] == 64);
+  CHECK(text["token_strs"].is_null());
+  CHECK(answer({{"prompt", "1+2="}, {"return_token_strs", true}})["token_strs"].size() ==
+        ids.size());
+  CHECK(answer({{"messages", {{{"role", "user"}, {"content", "1+2="}}}}})["tokens"] ==
+        Json(*Prompts().EncodeMessages({{"user", "1+2="}})));
+  const auto back = Detokenize(Json{{"tokens", ids}, {"model", "m"}}.dump(), Prompts());
+  REQUIRE_OK(back);
+  CHECK(back->json["prompt"] == "1+2=");
+  CHECK(back->model == "m");
+  const auto fault = [](const absl::StatusOr<TokensAnswer>& tokens) {
+    CHECK(absl::IsInvalidArgument(tokens.status()));
+    return ParamOf(tokens.status());
+  };
+  CHECK(fault(Tokenize("{}", Prompts(), 64)) == "prompt");
+  CHECK(fault(Tokenize(R"({"prompt": "1", "messages": []})", Prompts(), 64)) == "prompt");
+  CHECK(fault(Tokenize(R"({"prompt": "1", "add_generation_prompt": false})", Prompts(), 64)) ==
+        "add_generation_prompt");
+  CHECK(fault(Detokenize("{}", Prompts())) == "tokens");
+  CHECK(fault(Detokenize(R"({"tokens": [1, 99999999]})", Prompts())) == "tokens");
+  CHECK(fault(Detokenize(R"({"tokens": [-1]})", Prompts())) == "tokens");
 }
 
 TEST_CASE("bodies that are no JSON objects") {

@@ -38,6 +38,8 @@ struct ErrorKind {
 ErrorKind KindOf(int http_status) {
   static constexpr char kInvalid[] = "invalid_request_error";
   switch (http_status) {
+    case 401:
+      return {kInvalid, "invalid_api_key"};
     case 404:
       return {kInvalid, "not_found"};
     case 405:

@@ -1,4 +1,4 @@
-#include "services/scorer/numbers.h"
+#include "services/common/numbers.h"
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"

@@ -1,0 +1,45 @@
+#include "cli/preflight.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "engine/formats/model_files.h"
+#include "engine/prompt/prompt_encoder.h"
+#include "services/common/metrics.h"
+#include "services/coordinator/dataset.h"
+#include "services/scorer/judge.h"
+
+namespace stretto::cli {
+namespace {
+// A service that is being started may take this long.
+constexpr int64_t kProbeMs = 5000;
+
+absl::Status CheckData(const RunConfig& run) {
+  const services::DatasetOptions options{.skip_bad_lines = run.data.on_bad_line == "skip",
+                                         .rewards = run.rewards};
+  RETURN_IF_ERROR(services::ReadDataset(run.data.train, options).status());
+  if (run.data.eval.empty()) return absl::OkStatus();
+  return services::ReadDataset(run.data.eval, options).status();
+}
+
+absl::Status CheckModel(const std::string& path, const engine::PromptOptions& prompts) {
+  ASSIGN_OR_RETURN(const auto files, engine::OpenModel(path));
+  RETURN_IF_ERROR(engine::CheckShapes(files.config, *files.tensors));
+  return engine::PromptEncoder::Open(files, prompts).status();
+}
+}  // namespace
+
+absl::Status CheckRun(const RunConfig& run) {
+  RETURN_IF_ERROR(CheckData(run));
+  RETURN_IF_ERROR(CheckModel(run.model.path, {.chat_format = run.model.chat_format,
+                                              .system_prompt = run.data.system_prompt}));
+  if (!run.cluster.draft_model.empty()) {
+    RETURN_IF_ERROR(
+        CheckModel(run.cluster.draft_model,
+                   {.chat_format = "auto", .system_prompt = "", .chat_optional = true}));
+  }
+  services::Metrics metrics;
+  ASSIGN_OR_RETURN(const auto judge,
+                   services::Judge::Create(run.rewards, run.rollout.max_tokens, &metrics));
+  return judge->Probe(kProbeMs);
+}
+}  // namespace stretto::cli

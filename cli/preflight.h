@@ -1,0 +1,14 @@
+// What `stretto up` looks at before it starts anything, so that a mistake is said at once and by
+// itself, not from the end of some service's log.
+#pragma once
+
+#include "absl/status/status.h"
+#include "config/run_config.h"
+
+namespace stretto::cli {
+// The data (each line, with what the rewards need of it), the model's files (headers, tensors,
+// tokenizer, chat format), the draft model's, the rewards and whether their services answer.
+// Weights are not read. Blocks, for some seconds where a reward service doesn't answer. The errors
+// are those of whatever reads it later: the same words, the same codes.
+absl::Status CheckRun(const RunConfig& run);
+}  // namespace stretto::cli
