@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
   using namespace stretto::cli;
   CLI::App app("Post-trains language models with reinforcement learning.", "stretto");
   app.require_subcommand(1);
-  app.set_version_flag("--version", std::string("stretto ") + kVersion);
+  app.set_version_flag("--version", std::string("stretto ") + stretto::kVersion);
   Command chosen;
   AddUpCommand(app, &chosen);
   AddStatusCommand(app, &chosen);
