@@ -116,23 +116,20 @@ absl::Status FinetuneSession::CheckSettings(const std::string& folder) const {
 }
 
 absl::Status FinetuneSession::Restore(engine::TrainerEngine& trainer) {
-  Files& files = Files::Real();
-  ASSIGN_OR_RETURN(std::vector<std::string> folders, engine::ListCheckpoints(files, root_));
-  absl::Status last;
-  for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
-    last = engine::LoadCheckpoint(files, *folder, trainer).status();
-    if (last.ok()) {
-      std::printf("Resuming after step %lld (%s)\n", static_cast<long long>(trainer.version()),
-                  folder->c_str());
-      std::fflush(stdout);
-      return absl::OkStatus();
-    }
-    std::fprintf(stderr, "stretto: passing over a checkpoint: %s\n",
-                 PrintableLines(last.message()).c_str());
+  const auto restored = engine::LoadNewestCheckpoint(
+      Files::Real(), root_, trainer, [](const std::string&, const absl::Status& why) {
+        std::fprintf(stderr, "stretto: passing over a damaged checkpoint: %s\n",
+                     PrintableLines(why.message()).c_str());
+      });
+  if (absl::IsNotFound(restored.status())) return absl::OkStatus();
+  if (!restored.ok()) {
+    return Annotate(restored.status(),
+                    absl::StrCat(root_, " (--restart removes it and begins anew)"));
   }
-  return Annotate(last, absl::StrCat(root_,
-                                     ": none of its checkpoints can be used; --restart "
-                                     "removes them and begins anew"));
+  std::printf("Resuming after step %lld (%s)\n", static_cast<long long>(trainer.version()),
+              restored->path.c_str());
+  std::fflush(stdout);
+  return absl::OkStatus();
 }
 
 absl::Status FinetuneSession::Save(engine::TrainerEngine& trainer) {

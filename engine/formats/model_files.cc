@@ -39,7 +39,7 @@ std::string HintFor(const std::string& path) {
              "model "
              "of it with `stretto export`";
     }
-    if (name == "masters.safetensors") {
+    if (absl::StartsWith(name, "masters")) {
       return "it is a checkpoint of a run: `stretto export` makes a model of it";
     }
   }

@@ -179,5 +179,28 @@ TEST_CASE("training that leaves the numbers writes no model") {
   CHECK(log.find("nothing was written") != std::string::npos);
   CHECK_FALSE(Files::Real().Exists(dpo.File("out")));
 }
+
+TEST_CASE("a model and questions are enough for `stretto eval`, and bad questions are named") {
+  const TempDir folder;
+  const std::string model = absl::StrCat(STRETTO_SOURCE_DIR, "/examples/tiny-model");
+  const auto eval = [&](const std::string& data, int exit_code) {
+    Process process("stretto",
+                    {"eval", "--model", model, "--data", data, "--chat-format", "none",
+                     "--max-tokens", "8", "--max-prompts", "8"},
+                    folder.File("log"));
+    CHECK(process.WaitForExit(kTimeoutMs) == exit_code);
+    return process.Log();
+  };
+  const std::string log =
+      eval(absl::StrCat(STRETTO_SOURCE_DIR, "/examples/arithmetic/tiny-eval.jsonl"), 0);
+  INFO(log);
+  CHECK(log.find("judged as `integer`") != std::string::npos);
+  CHECK(log.find(" of 8 correct") != std::string::npos);
+  std::ofstream(folder.File("bad.jsonl")) << "{\"prompt\": \"1+1=\", \"answer\": 2}\n\n"
+                                             "{\"prompt\": \"1+2=\", \"answer\": null}\n";
+  CHECK(eval(folder.File("bad.jsonl"), 2)
+            .find("bad.jsonl:3: the dataset line's field 'answer' is "
+                  "null") != std::string::npos);
+}
 }  // namespace
 }  // namespace stretto::testing

@@ -1,6 +1,7 @@
 // `stretto up` as its users run it: a process that starts and watches the others.
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -112,6 +113,71 @@ TEST_CASE("what would fail again is said once") {
   Process skip = Up(run, "skip", {"train.steps=2", "data.on_bad_line=skip"});
   CHECK(skip.WaitForExit(kTimeoutMs) == 0);
   CHECK(skip.Log().find("1 line of data is left out") != std::string::npos);
+}
+
+TEST_CASE("a reward service that nobody runs is named before anything starts") {
+  TestRunOptions options;
+  const int port = FreePort();
+  options.rewards =
+      absl::StrCat("rewards: [{type: service, address: '127.0.0.1:", port, "', name: mine}]\n");
+  const TestRun run(options);
+  Process up = Up(run, "up", {"train.steps=2"});
+  CHECK(up.WaitForExit(kTimeoutMs) == 1);
+  INFO(up.Log());
+  CHECK(up.Log().find(absl::StrCat("reward 'mine': no reward service answers at 127.0.0.1:",
+                                   port)) != std::string::npos);
+  CHECK_FALSE(Files::Real().Exists(run.run_dir()));
+}
+
+TEST_CASE("a pause outlives the coordinator") {
+  const TestRun run(Options());
+  Process up = Up(run, "up", {"train.steps=200", "train.checkpoint_every=0"});
+  REQUIRE(Eventually([&] { return Count(up.Log(), "\nstep ") >= 2; }, 60000));
+  Process pause("stretto", {"status", run.run_dir(), "--pause"}, run.LogOf("pause"));
+  REQUIRE(pause.WaitForExit(kTimeoutMs) == 0);
+  ::kill(std::stoi(run.MemberField("coordinator", "pid")), SIGKILL);
+  REQUIRE(Eventually([&] { return Count(up.Log(), "paused still") == 1; }, 60000));
+  // Nobody but the one who asks makes it go on.
+  REQUIRE(Eventually(
+      [&] {
+        Process resume("stretto", {"status", run.run_dir(), "--resume"}, run.LogOf("resume"));
+        return resume.WaitForExit(kTimeoutMs) == 0;
+      },
+      60000));
+  const size_t num_steps = Count(up.Log(), "\nstep ");
+  CHECK(Eventually([&] { return Count(up.Log(), "\nstep ") > num_steps; }, 60000));
+  up.Signal(SIGINT);
+  CHECK(up.WaitForExit(kTimeoutMs) == 0);
+}
+
+TEST_CASE("a run whose folder is removed fails, and says so") {
+  const TestRun run(Options());
+  Process up = Up(run, "up", {"train.steps=1000"});
+  REQUIRE(Eventually([&] { return Count(up.Log(), "\nstep ") >= 2; }, 60000));
+  std::filesystem::remove_all(run.run_dir());
+  CHECK(up.WaitForExit(kTimeoutMs) == 1);
+  INFO(up.Log());
+  CHECK(up.Log().find("removed or replaced while the run went on") != std::string::npos);
+}
+
+TEST_CASE("a damaged checkpoint that was passed over is told of") {
+  const TestRun run(Options());
+  Process first = Up(run, "first", {"train.steps=4", "train.checkpoint_every=2"});
+  REQUIRE(first.WaitForExit(kTimeoutMs) == 0);
+  const std::string newest = run.run_dir() + "/checkpoints/step-00000004";
+  for (const auto& entry : std::filesystem::directory_iterator(newest)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-1, std::ios::end);
+    const int last = file.get();
+    file.seekp(-1, std::ios::end);
+    file.put(static_cast<char>(last ^ 1));
+  }
+  Process again = Up(run, "again", {"train.steps=6", "train.checkpoint_every=2"});
+  CHECK(again.WaitForExit(kTimeoutMs) == 0);
+  INFO(again.Log());
+  CHECK(again.Log().find("step-00000004 is damaged and was passed over") != std::string::npos);
+  CHECK(Summary(run)["steps"] == 6);
 }
 }  // namespace
 }  // namespace stretto::testing
