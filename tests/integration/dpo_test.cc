@@ -116,7 +116,7 @@ class Finetuning {
                                           "--out",
                                           File(out),
                                           "--steps",
-                                          "300",
+                                          "120",
                                           "--batch",
                                           "4",
                                           "--lr",
@@ -126,7 +126,7 @@ class Finetuning {
                                           "--max-sequence-length",
                                           "32",
                                           "--checkpoint-every",
-                                          "5"};
+                                          "20"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return Process("stretto", std::move(arguments), File(out + ".log"));
   }
@@ -150,17 +150,17 @@ TEST_CASE("fine-tuning that is killed or interrupted goes on to the same bits") 
     };
     {
       Process first = tuning.Start("torn");
-      REQUIRE(Eventually([&] { return has(first, "step 20/300"); }, kTimeoutMs));
+      REQUIRE(Eventually([&] { return has(first, "step 40/120"); }, kTimeoutMs));
       first.Kill();
     }
     {
       Process second = tuning.Start("torn");
-      REQUIRE(Eventually([&] { return has(second, "step 140/300"); }, kTimeoutMs));
+      REQUIRE(Eventually([&] { return has(second, "step 80/120"); }, kTimeoutMs));
       second.Signal(SIGINT);
       CHECK(second.WaitForExit(kTimeoutMs) == 130);
       INFO(second.Log());
       CHECK(has(second, "Resuming after step "));
-      CHECK(has(second, "interrupted; saved after step 1"));
+      CHECK(has(second, "interrupted; saved after step "));
       CHECK_FALSE(Files::Real().Exists(tuning.File("torn")));
     }
     Process other = tuning.Start("torn", {"--seed", "7"});
