@@ -111,6 +111,10 @@ TEST_CASE("an update waits for the snapshot, or copies what is left of it") {
   const auto engine = s.Engine();
   REQUIRE_OK(engine->Step(s.batches[0], TestObjective()));
   const auto before = FullState(*engine);
+  // What the host reaches is copied while training goes on, not when the snapshot is taken.
+  for (const StatePart& part : engine->PartsToWrite()) {
+    CHECK(s.device->HostMemory(part.values) != nullptr);
+  }
   const auto snapshot = std::make_shared<StateSnapshot>(Clock::Real());
   for (int round = 0; round < 2; ++round) {
     StateSnapshot::Take(snapshot, *engine);

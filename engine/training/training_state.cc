@@ -164,8 +164,9 @@ std::vector<StatePart> TrainingState::PartsToWrite() const {
       const int64_t begin = std::max(piece.begin, p.view.offset);
       const int64_t end = std::min(piece.begin + piece.count, p.view.offset + p.view.size());
       if (begin >= end) continue;
-      parts.push_back({which, &p, begin - p.view.offset, end - begin,
-                       In(Flat(which), optimizer_place_, begin, end - begin)});
+      Tensor values = In(Flat(which), optimizer_place_, begin, end - begin);
+      values.row_stride = values.cols;  // of one row: the host reaches it as one run
+      parts.push_back({which, &p, begin - p.view.offset, end - begin, values});
     }
   }
   return parts;
