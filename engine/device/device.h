@@ -285,6 +285,30 @@ class Device {
   virtual void LogProbsBackward(Stream& stream, const Tensor& logits_TV, const Tensor& d_logprobs_T,
                                 const Tensor& d_entropy_T, const Tensor& targets_T,
                                 float temperature) = 0;
+  // The same over a vocabulary in leaves. A call sees logits of tokens [first_id, first_id + cols):
+  //  1. max_T = max z. The maximum over the vocabulary is the largest of all leaves'.
+  virtual void VocabularyMax(Stream& stream, const Tensor& max_T, const Tensor& logits_TV,
+                             float temperature) = 0;
+  //  2. sums_T3, a row: Σ e, Σ e·(z − max) with e = exp(z − max), each in the fixed order of a row
+  //  of
+  //     logits_TV's length; and z_target − max, or 0 where the target is not among these tokens.
+  //     Sums over the vocabulary are sums of leaves' rows. targets are ids of the vocabulary.
+  virtual void VocabularySums(Stream& stream, const Tensor& sums_T3, const Tensor& logits_TV,
+                              const Tensor& max_T, const Tensor& targets_T, int64_t first_id,
+                              float temperature) = 0;
+  //  3. logprob = (z_target − max) − log Σ e, entropy = log Σ e − Σ e·(z − max) / Σ e, of the sums
+  //     over the vocabulary. entropy_T may be absent.
+  virtual void VocabularyLogProbs(Stream& stream, const Tensor& logprobs_T, const Tensor& entropy_T,
+                                  const Tensor& sums_T3) = 0;
+  //  4. LogProbsBackward, given max and sums over the vocabulary.
+  struct VocabularyGradient {
+    Tensor logits_TV;  // overwritten
+    Tensor max_T, sums_T3, targets_T;
+    Tensor d_logprobs_T, d_entropy_T;  // d_entropy_T may be absent
+    int64_t first_id = 0;
+    float temperature = 1.0f;
+  };
+  virtual void VocabularyBackward(Stream& stream, const VocabularyGradient& args) = 0;
   // One token a row of logits_BV (f32). Blocking: results are on the host on return. The log-prob
   // has the bits that LogProbs computes. The largest token id wins no tie: the smallest does.
   virtual void Sample(Stream& stream, const Tensor& logits_BV, absl::Span<const SamplingRow> rows,

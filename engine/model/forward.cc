@@ -133,16 +133,17 @@ absl::Status PackedPass::AllocateGradients() {
   return Grant(transformer_.device(), s.memory, wishes);
 }
 
-void PackedPass::CheckBatch(const PackedBatch& b) const {
+void CheckPackedBatch(const Transformer& transformer, const PackedPassOptions& options,
+                      const PackedBatch& b) {
   const int64_t T = b.num_rows(), N = b.num_targets();
-  const ModelConfig& c = transformer_.config();
-  STRETTO_CHECK(T > 0 && T <= options_.max_rows && N <= options_.max_targets);
+  const ModelConfig& c = transformer.config();
+  STRETTO_CHECK(T > 0 && T <= options.max_rows && N <= options.max_targets);
   STRETTO_CHECK(b.positions_T.size() == b.ids_T.size());
   STRETTO_CHECK(b.target_rows_N.size() == b.targets_N.size());
   for (int64_t t = 0; t < T; ++t) {
     STRETTO_CHECK(b.ids_T[t] >= 0 && b.ids_T[t] < c.vocab_size);
     STRETTO_CHECK(b.positions_T[t] >= 0);
-    STRETTO_CHECK(b.positions_T[t] < transformer_.options().max_sequence_length);
+    STRETTO_CHECK(b.positions_T[t] < transformer.options().max_sequence_length);
   }
   for (int64_t n = 0; n < N; ++n) {
     STRETTO_CHECK(b.target_rows_N[n] >= 0 && b.target_rows_N[n] < T);
@@ -170,7 +171,7 @@ PackedAttention PackedPass::AttentionOf(const LayerTensors& t) const {
 
 void PackedPass::Forward(Stream& stream, const ModelWeights& weights, const PackedBatch& batch,
                          absl::Span<float> logprobs_N, absl::Span<float> entropy_N) {
-  CheckBatch(batch);
+  CheckPackedBatch(transformer_, options_, batch);
   State& s = *state_;
   Device& device = transformer_.device();
   s.batch = &batch;

@@ -52,6 +52,11 @@ class ParameterUnits {
   virtual void AfterBackward(int64_t unit) = 0;
 };
 
+struct PackedPassOptions;
+// What only a bug gets wrong in a batch (STRETTO_CHECK).
+void CheckPackedBatch(const Transformer& transformer, const PackedPassOptions& options,
+                      const PackedBatch& batch);
+
 struct PackedPassOptions {
   int64_t max_rows = 0;     // T
   int64_t max_targets = 0;  // N
@@ -66,28 +71,45 @@ struct PackedPassOptions {
   ParameterUnits* units = nullptr;  // outlives the pass
 };
 
-// One batch at a time; not thread-safe. `transformer` outlives it.
-class PackedPass {
+// Both directions over one batch at a time; not thread-safe.
+class TrainingPass {
  public:
-  static absl::StatusOr<std::unique_ptr<PackedPass>> Create(const Transformer& transformer,
-                                                            const PackedPassOptions& options);
-  ~PackedPass();
+  virtual ~TrainingPass() = default;
 
   // Log-probs (of logits / temperature) of all targets and, unless `entropy_N` is empty, the
   // entropy of the distributions they were taken from. Blocking. The batch is checked
   // (STRETTO_CHECK); it and `weights` stay unchanged until Backward has returned.
-  void Forward(Stream& stream, const ModelWeights& weights, const PackedBatch& batch,
-               absl::Span<float> logprobs_N, absl::Span<float> entropy_N);
+  virtual void Forward(Stream& stream, const ModelWeights& weights, const PackedBatch& batch,
+                       absl::Span<float> logprobs_N, absl::Span<float> entropy_N) = 0;
 
   // Adds the gradient of sum_n d_logprobs[n] · logprob[n] + d_entropy[n] · entropy[n] over the
   // batch of the last Forward to `gradients` (f32, flat, in `layout`). `d_entropy_N` may be empty.
   // `flat_weights`: the parameters that `weights` were packed from. Once after each Forward. With
   // `units` both tensors come from there, and these are not read.
+  virtual void Backward(Stream& stream, const ModelWeights& weights, const ParameterLayout& layout,
+                        const Tensor& flat_weights, const Tensor& gradients,
+                        absl::Span<const float> d_logprobs_N,
+                        absl::Span<const float> d_entropy_N) = 0;
+
+  virtual size_t bytes() const = 0;  // device memory held
+  // Not OK once a pass over several ranks has failed: what it computes means nothing from then on.
+  virtual absl::Status status() const { return absl::OkStatus(); }
+};
+
+// The whole model on one device. `transformer` outlives it.
+class PackedPass final : public TrainingPass {
+ public:
+  static absl::StatusOr<std::unique_ptr<PackedPass>> Create(const Transformer& transformer,
+                                                            const PackedPassOptions& options);
+  ~PackedPass() override;
+
+  void Forward(Stream& stream, const ModelWeights& weights, const PackedBatch& batch,
+               absl::Span<float> logprobs_N, absl::Span<float> entropy_N) override;
   void Backward(Stream& stream, const ModelWeights& weights, const ParameterLayout& layout,
                 const Tensor& flat_weights, const Tensor& gradients,
-                absl::Span<const float> d_logprobs_N, absl::Span<const float> d_entropy_N);
-
-  size_t bytes() const;  // device memory held
+                absl::Span<const float> d_logprobs_N,
+                absl::Span<const float> d_entropy_N) override;
+  size_t bytes() const override;
   const PackedPassOptions& options() const { return options_; }
 
  private:
@@ -101,7 +123,6 @@ class PackedPass {
   PackedPass(const Transformer& transformer, const PackedPassOptions& options);
   absl::Status AllocateActivations();
   absl::Status AllocateGradients();
-  void CheckBatch(const PackedBatch& batch) const;
   LayerContext Context(Stream& stream, int64_t rows) const;
   // Where the parameters of a unit are on the way back.
   void Enter(GradientContext& g, int64_t unit) const;

@@ -105,6 +105,9 @@ class Transformer {
   const ModelConfig& config() const { return config_; }
   const TransformerOptions& options() const { return options_; }
   AttentionShape attention_shape() const;
+  // Rotary tables [max_sequence_length, C/2] f32.
+  const Tensor& cos_PC() const { return cos_PC_; }
+  const Tensor& sin_PC() const { return sin_PC_; }
 
  private:
   friend class PackedPass;

@@ -76,24 +76,61 @@ class Loader {
   Buffer staging_;
 };
 
-// The unpacked tensors of a layer, paired with their places.
+// The unpacked tensors of a layer, paired with their places; those that the model has.
 std::vector<std::pair<Tensor*, const ParameterView*>> Vectors(LayerWeights& w,
                                                               const LayerParameters& p) {
-  return {{&w.input_norm, &p.input_norm},
-          {&w.qkv_bias, &p.qkv_bias},
-          {&w.q_norm, &p.q_norm},
-          {&w.k_norm, &p.k_norm},
-          {&w.o_bias, &p.o_bias},
-          {&w.post_attention_norm, &p.post_attention_norm},
-          {&w.gate_up_bias, &p.gate_up_bias},
-          {&w.down_bias, &p.down_bias}};
+  std::vector<std::pair<Tensor*, const ParameterView*>> all = {
+      {&w.input_norm, &p.input_norm},
+      {&w.qkv_bias, &p.qkv_bias},
+      {&w.q_norm, &p.q_norm},
+      {&w.k_norm, &p.k_norm},
+      {&w.o_bias, &p.o_bias},
+      {&w.post_attention_norm, &p.post_attention_norm},
+      {&w.gate_up_bias, &p.gate_up_bias},
+      {&w.down_bias, &p.down_bias}};
+  w.leaves.resize(p.leaves.size());
+  for (size_t i = 0; i < p.leaves.size(); ++i) {
+    LeafWeights& leaf = w.leaves[i];
+    const LeafParameters& q = p.leaves[i];
+    all.insert(all.end(), {{&leaf.qkv_bias, &q.qkv_bias},
+                           {&leaf.k_bias, &q.k_bias},
+                           {&leaf.v_bias, &q.v_bias},
+                           {&leaf.o_bias, &q.o_bias},
+                           {&leaf.gate_up_bias, &q.gate_up_bias},
+                           {&leaf.down_bias, &q.down_bias}});
+  }
+  std::erase_if(all, [](const auto& v) { return !*v.second; });
+  return all;
 }
-using Matrix = std::shared_ptr<PackedWeight> LayerWeights::*;
-std::vector<std::pair<Matrix, const ParameterView*>> Matrices(const LayerParameters& p) {
-  return {{&LayerWeights::qkv, &p.qkv},
-          {&LayerWeights::o, &p.o},
-          {&LayerWeights::gate_up, &p.gate_up},
-          {&LayerWeights::down, &p.down}};
+
+// The same of its matrices; always the same number of them in the same order.
+using Matrix = std::pair<std::shared_ptr<PackedWeight>*, const ParameterView*>;
+std::vector<Matrix> Matrices(LayerWeights& w, const LayerParameters& p) {
+  std::vector<Matrix> all = {
+      {&w.qkv, &p.qkv}, {&w.o, &p.o}, {&w.gate_up, &p.gate_up}, {&w.down, &p.down}};
+  w.leaves.resize(p.leaves.size());
+  for (size_t i = 0; i < p.leaves.size(); ++i) {
+    LeafWeights& leaf = w.leaves[i];
+    const LeafParameters& q = p.leaves[i];
+    all.insert(all.end(), {{&leaf.qkv, &q.qkv},
+                           {&leaf.k, &q.k},
+                           {&leaf.v, &q.v},
+                           {&leaf.o, &q.o},
+                           {&leaf.gate_up, &q.gate_up},
+                           {&leaf.down, &q.down}});
+  }
+  std::erase_if(all, [](const Matrix& m) { return !*m.second; });
+  return all;
+}
+
+absl::Status PackOrRepack(Device& device, Stream& stream, std::shared_ptr<PackedWeight>& weight,
+                          const Tensor& w_NK) {
+  if (weight == nullptr) {
+    ASSIGN_OR_RETURN(weight, device.Pack(stream, {w_NK}));
+  } else {
+    device.Repack(stream, *weight, {w_NK});
+  }
+  return absl::OkStatus();
 }
 
 int64_t Aligned(int64_t elements) {
@@ -119,9 +156,7 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device,
   std::vector<std::pair<Tensor*, const ParameterView*>> vectors = {
       {&weights->embedding, &layout.embedding}, {&weights->final_norm, &layout.final_norm}};
   for (size_t l = 0; l < layout.layers.size(); ++l) {
-    for (const auto& v : Vectors(weights->layers[l], layout.layers[l])) {
-      if (*v.second) vectors.push_back(v);
-    }
+    for (const auto& v : Vectors(weights->layers[l], layout.layers[l])) vectors.push_back(v);
   }
   int64_t total = 0;
   for (const auto& [tensor, view] : vectors) total += Aligned(view->size());
@@ -138,10 +173,11 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device,
   }
   const ModelWeights* base = options.base;
   for (size_t l = 0; l < layout.layers.size(); ++l) {
-    for (const auto& [matrix, view] : Matrices(layout.layers[l])) {
-      ASSIGN_OR_RETURN(
-          weights->layers[l].*matrix,
-          loader.Pack(*view, options.format, base != nullptr ? base->layers[l].*matrix : nullptr));
+    LayerWeights of_base = base != nullptr ? base->layers[l] : LayerWeights{};
+    const std::vector<Matrix> from = Matrices(of_base, layout.layers[l]);
+    const std::vector<Matrix> to = Matrices(weights->layers[l], layout.layers[l]);
+    for (size_t i = 0; i < to.size(); ++i) {
+      ASSIGN_OR_RETURN(*to[i].first, loader.Pack(*to[i].second, options.format, *from[i].first));
     }
   }
   const WeightFormat head =
@@ -166,30 +202,26 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device,
 absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::View(Device& device, Stream& stream,
                                                                  const ParameterLayout& layout,
                                                                  const Tensor& flat) {
-  auto weights = std::make_unique<ModelWeights>();
-  weights->embedding = layout.embedding.In(flat);
-  weights->final_norm = layout.final_norm.In(flat);
-  weights->layers.resize(layout.layers.size());
-  for (size_t l = 0; l < layout.layers.size(); ++l) {
-    for (const auto& [tensor, view] : Vectors(weights->layers[l], layout.layers[l])) {
-      if (*view) *tensor = view->In(flat);
-    }
-    for (const auto& [matrix, view] : Matrices(layout.layers[l])) {
-      ASSIGN_OR_RETURN(weights->layers[l].*matrix, device.Pack(stream, {view->In(flat)}));
-    }
-  }
-  ASSIGN_OR_RETURN(weights->lm_head, device.Pack(stream, {layout.lm_head.In(flat)}));
+  std::unique_ptr<ModelWeights> weights = Empty(layout);
+  RETURN_IF_ERROR(weights->BindAll(device, stream, layout, flat));
   return weights;
 }
 
 void ModelWeights::Refresh(Device& device, Stream& stream, const ParameterLayout& layout,
                            const Tensor& flat) {
-  for (size_t l = 0; l < layout.layers.size(); ++l) {
-    for (const auto& [matrix, view] : Matrices(layout.layers[l])) {
-      device.Repack(stream, *(layers[l].*matrix), {view->In(flat)});
-    }
+  // Nothing is allocated: all matrices have been laid out before.
+  STRETTO_CHECK(BindAll(device, stream, layout, flat).ok());
+}
+
+absl::Status ModelWeights::BindAll(Device& device, Stream& stream, const ParameterLayout& layout,
+                                   const Tensor& flat) {
+  BindEmbedding(layout, flat);
+  BindFinalNorm(layout, flat);
+  for (size_t l = 0; l < layers.size(); ++l) {
+    RETURN_IF_ERROR(
+        BindLayer(device, stream, layout, static_cast<int64_t>(l), flat, layers[l]));
   }
-  device.Repack(stream, *lm_head, {layout.lm_head.In(flat)});
+  return BindHead(device, stream, layout, flat);
 }
 
 std::unique_ptr<ModelWeights> ModelWeights::Empty(const ParameterLayout& layout) {
@@ -201,21 +233,23 @@ std::unique_ptr<ModelWeights> ModelWeights::Empty(const ParameterLayout& layout)
 absl::Status ModelWeights::BindLayer(Device& device, Stream& stream, const ParameterLayout& layout,
                                      int64_t layer, const Tensor& flat, LayerWeights& packed) {
   for (const auto& [tensor, view] : Vectors(layers[layer], layout.layers[layer])) {
-    if (*view) *tensor = view->In(flat);
+    *tensor = view->In(flat);
   }
-  for (const auto& [matrix, view] : Matrices(layout.layers[layer])) {
-    if (packed.*matrix == nullptr) {
-      ASSIGN_OR_RETURN(packed.*matrix, device.Pack(stream, {view->In(flat)}));
-    } else {
-      device.Repack(stream, *(packed.*matrix), {view->In(flat)});
-    }
-    layers[layer].*matrix = packed.*matrix;
+  const std::vector<Matrix> from = Matrices(packed, layout.layers[layer]);
+  const std::vector<Matrix> to = Matrices(layers[layer], layout.layers[layer]);
+  for (size_t i = 0; i < from.size(); ++i) {
+    RETURN_IF_ERROR(PackOrRepack(device, stream, *from[i].first, from[i].second->In(flat)));
+    *to[i].first = *from[i].first;
   }
   return absl::OkStatus();
 }
 
 void ModelWeights::BindEmbedding(const ParameterLayout& layout, const Tensor& flat) {
   embedding = layout.embedding.In(flat);
+  embedding_leaves.clear();
+  for (const ParameterView& leaf : layout.embedding_leaves) {
+    embedding_leaves.push_back(leaf.In(flat));
+  }
 }
 
 void ModelWeights::BindFinalNorm(const ParameterLayout& layout, const Tensor& flat) {
@@ -224,20 +258,38 @@ void ModelWeights::BindFinalNorm(const ParameterLayout& layout, const Tensor& fl
 
 absl::Status ModelWeights::BindHead(Device& device, Stream& stream, const ParameterLayout& layout,
                                     const Tensor& flat) {
-  if (lm_head == nullptr) {
-    ASSIGN_OR_RETURN(lm_head, device.Pack(stream, {layout.lm_head.In(flat)}));
-  } else {
-    device.Repack(stream, *lm_head, {layout.lm_head.In(flat)});
+  if (!layout.has_leaves()) {
+    return PackOrRepack(device, stream, lm_head, layout.lm_head.In(flat));
+  }
+  lm_head_leaves.resize(layout.lm_head_leaves.size());
+  for (size_t i = 0; i < lm_head_leaves.size(); ++i) {
+    RETURN_IF_ERROR(
+        PackOrRepack(device, stream, lm_head_leaves[i], layout.lm_head_leaves[i].In(flat)));
   }
   return absl::OkStatus();
 }
 
-size_t ModelWeights::bytes() const {
-  size_t total = storage_.bytes() + (lm_head != nullptr ? lm_head->bytes() : 0);
-  for (const LayerWeights& l : layers) {
-    if (l.qkv == nullptr) continue;
-    total += l.qkv->bytes() + l.o->bytes() + l.gate_up->bytes() + l.down->bytes();
+size_t LayerWeights::packed_bytes() const {
+  size_t total = 0;
+  const auto add = [&](const std::shared_ptr<PackedWeight>& w) {
+    if (w != nullptr) total += w->bytes();
+  };
+  for (const auto& w : {qkv, o, gate_up, down}) add(w);
+  for (const LeafWeights& l : leaves) {
+    for (const auto& w : {l.qkv, l.k, l.v, l.o, l.gate_up, l.down}) add(w);
   }
+  return total;
+}
+
+size_t ModelWeights::head_bytes() const {
+  size_t total = lm_head != nullptr ? lm_head->bytes() : 0;
+  for (const auto& leaf : lm_head_leaves) total += leaf != nullptr ? leaf->bytes() : 0;
+  return total;
+}
+
+size_t ModelWeights::bytes() const {
+  size_t total = storage_.bytes() + head_bytes();
+  for (const LayerWeights& l : layers) total += l.packed_bytes();
   return total;
 }
 }  // namespace stretto::engine

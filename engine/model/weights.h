@@ -22,11 +22,20 @@ ParameterReader ReadFrom(const TensorSource& source);
 
 class ModelWeights;
 
+// A leaf's part of a layer (LeafParameters).
+struct LeafWeights {
+  Tensor qkv_bias, k_bias, v_bias, o_bias, gate_up_bias, down_bias;
+  std::shared_ptr<PackedWeight> qkv, k, v, o, gate_up, down;
+};
+
 struct LayerWeights {
   Tensor input_norm, qkv_bias, q_norm, k_norm, o_bias;
   Tensor post_attention_norm, gate_up_bias, down_bias;  // absent where the model has none
   // Shared with another version's where no parameter in them changed.
   std::shared_ptr<PackedWeight> qkv, o, gate_up, down;
+  std::vector<LeafWeights> leaves;  // in a layout of leaves, instead of the matrices above
+
+  size_t packed_bytes() const;
 };
 
 // How inference stores the matrices of layers, and which it takes over from an earlier version.
@@ -76,12 +85,19 @@ class ModelWeights {
   WeightFormat format() const { return format_; }
   // Device memory held, what is shared with other versions included.
   size_t bytes() const;
+  size_t head_bytes() const;
 
   Tensor embedding, final_norm;
   std::vector<LayerWeights> layers;
   std::shared_ptr<PackedWeight> lm_head;
+  // In a layout of leaves; lm_head is then absent and `embedding` the first leaf's.
+  std::vector<Tensor> embedding_leaves;
+  std::vector<std::shared_ptr<PackedWeight>> lm_head_leaves;
 
  private:
+  absl::Status BindAll(Device& device, Stream& stream, const ParameterLayout& layout,
+                       const Tensor& flat);
+
   WeightFormat format_ = WeightFormat::kPlain;
   Buffer storage_;  // vectors and embedding, for inference
 };

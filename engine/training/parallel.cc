@@ -33,6 +33,8 @@ absl::StatusOr<DataParallel> ParseDataParallel(absl::string_view name) {
       absl::StrCat("data parallelism: expected ddp, zero1, zero2 or fsdp, found '", name, "'"));
 }
 
+static_assert(kLeafAlignment % ShardMap::kBlock == 0);  // a block is of one leaf
+
 ShardMap::ShardMap(const ParameterLayout& layout, int num_ranks) : owned_(num_ranks, 0) {
   std::vector<int64_t> begins = {0};
   for (const LayerParameters& l : layout.layers) begins.push_back(l.input_norm.offset);

@@ -9,6 +9,8 @@
 // Units and blocks. The flat run of parameters is cut into units (packed_pass.h: embedding, each
 // layer, head), a unit into blocks of 4096 elements, and each rank owns a run of every unit's
 // blocks. Sums over gradients (the norm) are made of blocks, in order, whoever owns them.
+//
+// Leaves of K (model/leaf_layout.h) are another division, of the model itself; tensor_parallel.h.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +40,11 @@ struct ParallelOptions {
   // fsdp: layers whose weights are gathered at once, the one being computed included; 1 gathers
   // nothing ahead.
   int64_t max_gathered_layers = 2;
+  // Ranks that share each copy of the model (tensor and sequence parallelism): they divide the
+  // group. L of K sums, a part of the numeric profile: 1 for a model that isn't divided, else a
+  // multiple of tensor_parallel.
+  int64_t tensor_parallel = 1;
+  int64_t k_leaves = 1;
 
   // Whether gradients leave a rank unit by unit, during the backward pass.
   bool streams_gradients() const {

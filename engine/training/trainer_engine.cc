@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "engine/collectives/tcp_communicator.h"
 #include "engine/formats/model_files.h"
+#include "engine/training/tensor_parallel_pass.h"
 
 namespace stretto::engine {
 namespace {
@@ -59,6 +60,7 @@ TrainerEngine::TrainerEngine(Device& device, const TrainerOptions& options, Cloc
       options_(options),
       clock_(clock),
       stream_(device.CreateStream()),
+      world_(group),
       group_(group) {}
 TrainerEngine::~TrainerEngine() = default;
 
@@ -77,13 +79,20 @@ absl::StatusOr<std::unique_ptr<TrainerEngine>> TrainerEngine::Create(Device& dev
 }
 
 absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
-  if (group_ == nullptr && options_.parallel.kind != DataParallel::kDdp) {
+  const ParallelOptions& parallel = options_.parallel;
+  layout_ = held_layout_ = std::make_shared<const ParameterLayout>(config);
+  if (parallel.tensor_parallel != 1 || parallel.k_leaves != 1) {
+    ASSIGN_OR_RETURN(tensor_, TensorParallel::Create(config, parallel, world_));
+    held_layout_ = tensor_->layout();
+    group_ = tensor_->data();
+  }
+  if (group_ == nullptr && parallel.kind != DataParallel::kDdp) {
     ASSIGN_OR_RETURN(own_group_, GroupOfOne("trainer"));
     group_ = own_group_.get();
   }
-  layout_ = std::make_shared<const ParameterLayout>(config);
-  ASSIGN_OR_RETURN(state_, TrainingState::Create(device_, *stream_, layout_, options_.dtype,
-                                                 options_.parallel, group_));
+  Communicator* leaves = tensor_ == nullptr ? nullptr : tensor_->leaves();
+  ASSIGN_OR_RETURN(state_, TrainingState::Create(device_, *stream_, held_layout_, options_.dtype,
+                                                 parallel, group_, leaves));
   PackedPassOptions pass;
   pass.max_rows = pass.max_targets =
       std::max(options_.micro_batch_tokens, options_.max_sequence_length);
@@ -91,7 +100,12 @@ absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
   pass.recompute = options_.recompute_activations;
   pass.logits_bytes = options_.logits_bytes;
   pass.units = state_->units();
-  ASSIGN_OR_RETURN(pass_, PackedPass::Create(*transformer_, pass));
+  if (tensor_ == nullptr) {
+    ASSIGN_OR_RETURN(pass_, PackedPass::Create(*transformer_, pass));
+  } else {
+    ASSIGN_OR_RETURN(pass_, TensorParallelPass::Create(*transformer_, pass, *stream_, leaves,
+                                                       parallel.k_leaves));
+  }
   return absl::OkStatus();
 }
 
@@ -133,6 +147,13 @@ MicroBatchLimits TrainerEngine::Limits() const {
 
 absl::StatusOr<StepResult> TrainerEngine::Step(const TrainBatch& batch,
                                                const Objective& objective) {
+  absl::StatusOr<StepResult> result = TakeStep(batch, objective);
+  if (!result.ok() && tensor_ != nullptr) tensor_->EndBroken();
+  return result;
+}
+
+absl::StatusOr<StepResult> TrainerEngine::TakeStep(const TrainBatch& batch,
+                                                   const Objective& objective) {
   if (!broken_.ok()) {
     return absl::FailedPreconditionError(
         absl::StrCat("training step: an earlier one ended half done; restore a checkpoint: ",
@@ -160,7 +181,7 @@ absl::StatusOr<StepResult> TrainerEngine::Step(const TrainBatch& batch,
   if (parallel.streams_gradients()) {
     RETURN_IF_ERROR(RunRounds(step, results));
   } else {
-    RunLeaves(step, results);
+    RETURN_IF_ERROR(RunLeaves(step, results));
     RETURN_IF_ERROR(state_->SumGradients());
   }
   ASSIGN_OR_RETURN(StepResult result, JoinResults(plan, std::move(results)));
@@ -172,7 +193,7 @@ absl::StatusOr<StepResult> TrainerEngine::Step(const TrainBatch& batch,
   return result;
 }
 
-void TrainerEngine::RunLeaves(const StepContext& step, LeafResults& results) {
+absl::Status TrainerEngine::RunLeaves(const StepContext& step, LeafResults& results) {
   state_->BeginStep(step.plan);
   state_->BeginLeaf();  // a rank without leaves has no gradients either
   const std::vector<int64_t> leaves = step.plan.LeavesOf(group_ == nullptr ? 0 : group_->rank());
@@ -186,16 +207,21 @@ void TrainerEngine::RunLeaves(const StepContext& step, LeafResults& results) {
           ForwardMicroBatch(step.batch, step.micro_batches[i], step.objective, result);
       if (leaves.size() == 1 && i + 1 == end) state_->ExpectLastPass();
       if (targets.any) BackwardMicroBatch(targets, result);
+      RETURN_IF_ERROR(pass_->status());
     }
     state_->EndLeaf(step.plan, leaf);
   }
+  return absl::OkStatus();
 }
 
 absl::Status TrainerEngine::RunRounds(const StepContext& step, LeafResults& results) {
   state_->stream()->BeginStep(step.plan.used());
   for (int64_t round = 0; round < step.plan.num_rounds(); ++round) {
     const absl::Status status = RunRound(step, round, results);
-    RETURN_IF_ERROR(state_->stream()->EndRound());
+    if (!status.ok() && tensor_ != nullptr) tensor_->EndBroken();  // nobody waits for this rank
+    const absl::Status ended = state_->stream()->EndRound();
+    RETURN_IF_ERROR(pass_->status());
+    RETURN_IF_ERROR(ended);
     RETURN_IF_ERROR(status);
   }
   return absl::OkStatus();
@@ -213,6 +239,7 @@ absl::Status TrainerEngine::RunRound(const StepContext& step, int64_t round, Lea
     const int64_t micro_batch = step.plan.MicroBatchesOf(leaf).first;
     targets =
         ForwardMicroBatch(step.batch, step.micro_batches[micro_batch], step.objective, result);
+    RETURN_IF_ERROR(pass_->status());
   } else {
     stream.ForwardAlone();
   }
@@ -259,7 +286,7 @@ TrainerEngine::Targets TrainerEngine::ForwardMicroBatch(const TrainBatch& batch,
 void TrainerEngine::BackwardMicroBatch(const Targets& targets, StepResult& result) {
   PhaseTimer timer(clock_, result.backward_seconds);
   pass_->Backward(
-      *stream_, state_->weights(), *layout_, state_->flat_weights(), state_->gradients(),
+      *stream_, state_->weights(), *held_layout_, state_->flat_weights(), state_->gradients(),
       targets.d_logprobs,
       targets.any_entropy ? absl::Span<const float>(targets.d_entropy) : absl::Span<const float>());
 }
@@ -358,6 +385,7 @@ absl::StatusOr<BatchLogProbs> TrainerEngine::LogProbs(const TrainBatch& batch) {
     pass_->Forward(*stream_, state_->weights(), m.packed, absl::MakeSpan(logprobs),
                    absl::MakeSpan(entropy));
     if (state_->stream() != nullptr) RETURN_IF_ERROR(state_->stream()->EndRound());
+    RETURN_IF_ERROR(pass_->status());
     for (size_t i = 0; i < m.completions.size(); ++i) {
       const auto [g, c] = m.completions[i];
       const int64_t begin = m.target_begin[i], end = m.target_begin[i + 1];
@@ -369,7 +397,8 @@ absl::StatusOr<BatchLogProbs> TrainerEngine::LogProbs(const TrainBatch& batch) {
 }
 
 std::shared_ptr<const HostWeights> TrainerEngine::GetWeights() {
-  STRETTO_CHECK_MSG(state_->has_all_weights(), "fsdp: GatherWeights, on all ranks");
+  STRETTO_CHECK_MSG(state_->has_all_weights() && (tensor_ == nullptr || !tensor_->leaves()),
+                    "divided weights: GatherWeights, on all ranks");
   auto weights = GatherWeights();
   STRETTO_CHECK(weights.ok());
   return *std::move(weights);
@@ -377,7 +406,9 @@ std::shared_ptr<const HostWeights> TrainerEngine::GetWeights() {
 
 absl::StatusOr<std::shared_ptr<const HostWeights>> TrainerEngine::GatherWeights() {
   auto host = std::make_shared<HostWeights>(layout_, options_.dtype, counters_.version);
-  RETURN_IF_ERROR(state_->DownloadWeights(host->data()));
+  RETURN_IF_ERROR(tensor_ == nullptr
+                      ? state_->DownloadWeights(host->data())
+                      : tensor_->DownloadWeights(*state_, options_.dtype, host->data()));
   return host;
 }
 
@@ -389,23 +420,31 @@ absl::Status TrainerEngine::ReadRows(const Parameter& parameter, int64_t row_beg
                                               row_end, ") of ", view.rows));
   }
   const bool masters = dtype == DType::kF32;
-  if (masters ? !state_->has_all_masters() : !state_->has_all_weights()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(parameter.spec.name, ": this rank holds a part of it; ",
-                     Name(options_.parallel.kind), " divides it among ranks"));
+  const bool shares_leaves = tensor_ != nullptr && tensor_->leaves() != nullptr;
+  if (shares_leaves || (masters ? !state_->has_all_masters() : !state_->has_all_weights())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        parameter.spec.name, ": this rank holds a part of it; ",
+        shares_leaves ? "tensor_parallel" : Name(options_.parallel.kind), " divides it among ranks"));
   }
   const Tensor& flat = masters ? state_->Flat(StateTensor::kMaster) : state_->flat_weights();
-  const Tensor rows = view.In(flat).Rows(row_begin, row_end - row_begin);
-  if (rows.dtype == dtype) {
-    device_.Download(*stream_, rows, dst);
+  const auto download = [&](void* to) {
+    if (tensor_ == nullptr) {
+      device_.Download(*stream_, view.In(flat).Rows(row_begin, row_end - row_begin), to);
+    } else {
+      tensor_->ReadRows(device_, *stream_, flat, parameter, row_begin, row_end,
+                        static_cast<uint8_t*>(to));
+    }
+  };
+  if (flat.dtype == dtype) {
+    download(dst);
     return absl::OkStatus();
   }
   if (dtype != DType::kBF16) {
     return absl::InvalidArgumentError(
         absl::StrCat("weights are read as f32 or bf16, not ", Name(dtype)));
   }
-  std::vector<float> values(rows.size());
-  device_.Download(*stream_, rows, values.data());
+  std::vector<float> values((row_end - row_begin) * view.cols);
+  download(values.data());
   std::transform(values.begin(), values.end(), static_cast<uint16_t*>(dst), F32ToBf16);
   return absl::OkStatus();
 }
@@ -423,7 +462,11 @@ size_t TrainerEngine::device_bytes() const {
   return m.weights + m.gradients + m.optimizer + m.packed + m.windows + pass_->bytes();
 }
 
-NumericProfile TrainerEngine::profile() const { return device_.Profile(options_.dtype); }
+NumericProfile TrainerEngine::profile() const {
+  NumericProfile profile = device_.Profile(options_.dtype);
+  profile.k_leaves = static_cast<int>(options_.parallel.k_leaves);
+  return profile;
+}
 
 std::vector<StatePart> TrainerEngine::PartsToWrite() {
   device_.Synchronize(*stream_);
@@ -432,11 +475,18 @@ std::vector<StatePart> TrainerEngine::PartsToWrite() {
 
 absl::Status TrainerEngine::DownloadState(StateTensor which, const Parameter& parameter,
                                           float* dst) {
-  return state_->Download(which, parameter, dst);
+  if (tensor_ == nullptr) return state_->Download(which, parameter, dst);
+  const absl::Status status = tensor_->Download(*state_, which, parameter, dst);
+  if (!status.ok()) tensor_->EndBroken();
+  return status;
 }
 
 void TrainerEngine::UploadState(StateTensor which, const Parameter& parameter, const float* src) {
-  state_->Upload(which, parameter, src);
+  if (tensor_ == nullptr) {
+    state_->Upload(which, parameter, src);
+  } else {
+    tensor_->Upload(*state_, which, parameter, src);
+  }
 }
 
 absl::Status TrainerEngine::FinishRestore(const TrainerCounters& counters) {

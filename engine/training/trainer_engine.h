@@ -23,6 +23,7 @@
 #include "engine/training/objective.h"
 #include "engine/training/parallel.h"
 #include "engine/training/schedule.h"
+#include "engine/training/tensor_parallel.h"
 #include "engine/training/training_state.h"
 
 namespace stretto::engine {
@@ -186,7 +187,8 @@ class TrainerEngine {
     const Objective& objective;
     const LeafPlan& plan;
   };
-  void RunLeaves(const StepContext& step, LeafResults& results);
+  absl::StatusOr<StepResult> TakeStep(const TrainBatch& batch, const Objective& objective);
+  absl::Status RunLeaves(const StepContext& step, LeafResults& results);
   absl::Status RunRounds(const StepContext& step, LeafResults& results);
   absl::Status RunRound(const StepContext& step, int64_t round, LeafResults& results);
   // All leaves' results in one, the same on every rank.
@@ -203,13 +205,16 @@ class TrainerEngine {
   Device& device_;
   TrainerOptions options_;
   Clock& clock_;
-  std::shared_ptr<const ParameterLayout> layout_;
+  // Of the whole model; of what ranks with the same leaves hold of it (mostly the same).
+  std::shared_ptr<const ParameterLayout> layout_, held_layout_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Transformer> transformer_;
   std::unique_ptr<Communicator> own_group_;  // of one, for layouts that want a group
-  Communicator* group_ = nullptr;            // null: alone
+  Communicator* world_ = nullptr;            // all ranks; null: alone
+  std::unique_ptr<TensorParallel> tensor_;   // of a model in leaves
+  Communicator* group_ = nullptr;            // ranks with the same leaves; null: alone
   std::unique_ptr<TrainingState> state_;
-  std::unique_ptr<PackedPass> pass_;
+  std::unique_ptr<TrainingPass> pass_;
   TrainerCounters counters_;
   absl::Status broken_;  // why the state is not that of a finished step
 };

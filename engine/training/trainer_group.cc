@@ -25,6 +25,8 @@ std::string HashOf(const TrainBatch& batch, const TrainerCounters& counters,
   w.Add(options.micro_batch_tokens);
   w.Add(options.parallel.reduction_leaves);
   w.Add(Name(options.parallel.kind));
+  w.Add(options.parallel.tensor_parallel);
+  w.Add(options.parallel.k_leaves);
   w.Add(static_cast<int64_t>(batch.groups.size()));
   for (const TrainGroup& g : batch.groups) {
     w.Add(BytesOf(g.prompt_ids));
@@ -145,17 +147,17 @@ bool Join(const LeafPlan& plan, const SumNode& node, std::map<int64_t, StepResul
 }  // namespace
 
 absl::Status TrainerEngine::AgreeOn(const TrainBatch& batch) {
-  if (group_ == nullptr || group_->size() == 1) return absl::OkStatus();
+  if (world_ == nullptr || world_->size() == 1) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::vector<std::string> hashes,
-                   GatherMessages(*group_, HashOf(batch, counters_, options_)));
+                   GatherMessages(*world_, HashOf(batch, counters_, options_)));
   std::map<std::string, int> votes;
   for (const std::string& h : hashes) ++votes[h];
   if (votes.size() == 1) return absl::OkStatus();
   const auto most = std::max_element(
       votes.begin(), votes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   std::vector<std::string> others;
-  for (int r = 0; r < group_->size(); ++r) {
-    if (hashes[r] != most->first) others.push_back(group_->group().Describe(r));
+  for (int r = 0; r < world_->size(); ++r) {
+    if (hashes[r] != most->first) others.push_back(world_->group().Describe(r));
   }
   return absl::FailedPreconditionError(
       absl::StrCat("training step: ranks were given different batches, versions or options: ",

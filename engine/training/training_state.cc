@@ -19,6 +19,22 @@ absl::Status WaitAll(const std::vector<CollectiveHandle>& handles) {
   }
   return status;
 }
+
+// `all` = the ranks' values in order of rank.
+absl::Status GatherDoubles(Communicator& group, const std::vector<int64_t>& counts,
+                           const std::vector<double>& mine, std::vector<double>& all) {
+  int64_t total = 0;
+  for (const int64_t c : counts) total += c;
+  all.resize(total);
+  CollectiveCall call;
+  call.kind = CollectiveKind::kAllGather;
+  call.dtype = DType::kI64;  // as bits
+  call.counts = counts;
+  call.num_elements = counts[group.rank()];
+  call.input = mine.data();
+  call.output = all.data();
+  return group.Start(std::move(call)).Wait();
+}
 }  // namespace
 
 // Lets a pass send gradients on their way.
@@ -42,12 +58,14 @@ class TrainingState::Follower final : public ParameterUnits {
 
 TrainingState::TrainingState(Device& device, Stream& stream,
                              std::shared_ptr<const ParameterLayout> layout,
-                             const ParallelOptions& options, Communicator* communicator)
+                             const ParallelOptions& options, Communicator* communicator,
+                             Communicator* leaves)
     : device_(device),
       stream_(stream),
       layout_(std::move(layout)),
       options_(options),
       communicator_(communicator),
+      leaves_(leaves),
       map_(*layout_, communicator == nullptr ? 1 : communicator->size()),
       whole_(*layout_, 1) {}
 TrainingState::~TrainingState() {
@@ -57,7 +75,7 @@ TrainingState::~TrainingState() {
 
 absl::StatusOr<std::unique_ptr<TrainingState>> TrainingState::Create(
     Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout, DType dtype,
-    const ParallelOptions& options, Communicator* communicator) {
+    const ParallelOptions& options, Communicator* communicator, Communicator* leaves) {
   const int num_ranks = communicator == nullptr ? 1 : communicator->size();
   if (options.reduction_leaves < num_ranks) {
     return absl::InvalidArgumentError(absl::StrCat("trainer: reduction_leaves is ",
@@ -73,9 +91,9 @@ absl::StatusOr<std::unique_ptr<TrainingState>> TrainingState::Create(
         absl::StrCat("trainer: ", Name(options.kind), " needs a group of ranks"));
   }
   std::unique_ptr<TrainingState> state(
-      new TrainingState(device, stream, std::move(layout), options, communicator));
+      new TrainingState(device, stream, std::move(layout), options, communicator, leaves));
   RETURN_IF_ERROR(state->Allocate(dtype));
-  if (communicator != nullptr && device.HostMemory(state->gradients_) == nullptr) {
+  if ((communicator != nullptr || leaves != nullptr) && device.HostMemory(state->gradients_) == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("trainer: groups of ranks need a device whose "
                      "memory the host reaches; this one is ",
@@ -375,9 +393,19 @@ absl::Status TrainingState::SumGradients() {
 }
 
 absl::StatusOr<double> TrainingState::GradientNorm() {
-  if (options_.reduction_leaves == 1) {
+  if (options_.reduction_leaves == 1 && !layout_->has_leaves()) {
     return std::sqrt(device_.SquaredNorm(stream_, gradients_));
   }
+  ASSIGN_OR_RETURN(BlockSums sums, SquaredBlocks());
+  if (leaves_ != nullptr) RETURN_IF_ERROR(AddLeaves(sums));
+  double total = 0;
+  for (const std::vector<double>& unit : sums) {
+    for (const double block : unit) total += block;
+  }
+  return std::sqrt(total);
+}
+
+absl::StatusOr<TrainingState::BlockSums> TrainingState::SquaredBlocks() {
   constexpr int64_t kBlock = ShardMap::kBlock;
   const auto blocks = [](int64_t elements) { return (elements + kBlock - 1) / kBlock; };
   std::vector<double> mine;
@@ -393,24 +421,48 @@ absl::StatusOr<double> TrainingState::GradientNorm() {
   std::vector<double> all = mine;
   std::vector<int64_t> next(map_.num_ranks(), 0);  // where each rank's sums go on
   if (!alone()) {
-    CollectiveCall call;
-    call.kind = CollectiveKind::kAllGather;
-    call.dtype = DType::kI64;  // as bits
-    call.counts = counts;
-    call.num_elements = counts[rank()];
-    call.input = mine.data();
     for (int r = 1; r < map_.num_ranks(); ++r) next[r] = next[r - 1] + counts[r - 1];
-    all.resize(next.back() + counts.back());
-    call.output = all.data();
-    RETURN_IF_ERROR(communicator_->Start(std::move(call)).Wait());
+    RETURN_IF_ERROR(GatherDoubles(*communicator_, counts, mine, all));
   }
-  double total = 0;
+  BlockSums sums;
   for (const ShardMap::Unit& u : map_.units()) {
+    std::vector<double>& unit = sums.emplace_back();
     for (int r = 0; r < map_.num_ranks(); ++r) {
-      for (int64_t i = 0; i < blocks(u.counts[r]); ++i) total += all[next[r]++];
+      for (int64_t i = 0; i < blocks(u.counts[r]); ++i) unit.push_back(all[next[r]++]);
     }
   }
-  return std::sqrt(total);
+  return sums;
+}
+
+// What leaves share is the first rank's; its other ranks have the same.
+absl::Status TrainingState::AddLeaves(BlockSums& sums) const {
+  const int num_ranks = leaves_->size();
+  std::vector<double> mine;
+  std::vector<int64_t> sizes;  // of this rank's units
+  for (size_t u = 0; u < sums.size(); ++u) {
+    const int64_t shared = layout_->common_size(static_cast<int64_t>(u)) / ShardMap::kBlock;
+    if (leaves_->rank() > 0) sums[u].erase(sums[u].begin(), sums[u].begin() + shared);
+    mine.insert(mine.end(), sums[u].begin(), sums[u].end());
+    sizes.push_back(static_cast<int64_t>(sums[u].size()));
+  }
+  std::vector<int64_t> all_sizes(sizes.size() * static_cast<size_t>(num_ranks));
+  const auto bytes = [](std::vector<int64_t>& v) {
+    return absl::MakeSpan(reinterpret_cast<uint8_t*>(v.data()), v.size() * sizeof(int64_t));
+  };
+  RETURN_IF_ERROR(leaves_->AllGather(bytes(sizes), bytes(all_sizes)));
+  std::vector<int64_t> counts(num_ranks, 0);
+  for (size_t i = 0; i < all_sizes.size(); ++i) counts[i / sizes.size()] += all_sizes[i];
+  std::vector<double> all;
+  RETURN_IF_ERROR(GatherDoubles(*leaves_, counts, mine, all));
+  size_t from = 0;
+  for (std::vector<double>& unit : sums) unit.clear();
+  for (size_t i = 0; i < all_sizes.size(); ++i) {
+    std::vector<double>& unit = sums[i % sizes.size()];
+    unit.insert(unit.end(), all.begin() + static_cast<int64_t>(from),
+                all.begin() + static_cast<int64_t>(from) + all_sizes[i]);
+    from += static_cast<size_t>(all_sizes[i]);
+  }
+  return absl::OkStatus();
 }
 
 void TrainingState::UpdatePiece(const Piece& piece, const AdamWStep& step) {

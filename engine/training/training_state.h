@@ -49,10 +49,11 @@ class StateReader {
 
 class TrainingState {
  public:
-  // `communicator` may be null for a rank that is alone; it outlives the state.
+  // `communicator` may be null for a rank that is alone; it outlives the state. `leaves`: of the
+  // ranks that hold the model's other leaves, or null.
   static absl::StatusOr<std::unique_ptr<TrainingState>> Create(
       Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout, DType dtype,
-      const ParallelOptions& options, Communicator* communicator);
+      const ParallelOptions& options, Communicator* communicator, Communicator* leaves = nullptr);
   ~TrainingState();
 
   // --- what passes work on
@@ -94,7 +95,8 @@ class TrainingState {
   absl::Status SumGradients();
 
   // (collective) The gradient's Euclidean norm. Blocks of 4096 elements in order, from the run's
-  // beginning with one leaf, from each unit's with more.
+  // beginning with one leaf, from each unit's with more. In a layout of leaves a unit's are those of
+  // what all leaves share, then leaf after leaf.
   absl::StatusOr<double> GradientNorm();
   // (collective) AdamW; `weight_decay` is that of matrices.
   absl::Status Update(AdamWStep step, double weight_decay);
@@ -116,7 +118,7 @@ class TrainingState {
   };
 
   TrainingState(Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout,
-                const ParallelOptions& options, Communicator* communicator);
+                const ParallelOptions& options, Communicator* communicator, Communicator* leaves);
   absl::Status Allocate(DType dtype);
   int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
   bool alone() const { return communicator_ == nullptr || communicator_->size() == 1; }
@@ -138,6 +140,11 @@ class TrainingState {
   void StartSum(int64_t unit, const std::vector<std::vector<float>>& partials);
   // Units in the order in which a backward pass is done with them: that of all ranks' collectives.
   std::vector<int64_t> UnitsDownwards() const;
+  // Sums of squares of blocks, by unit: of everybody that holds a part of this layout.
+  using BlockSums = std::vector<std::vector<double>>;
+  absl::StatusOr<BlockSums> SquaredBlocks();
+  // The same of all leaves.
+  absl::Status AddLeaves(BlockSums& sums) const;
   void UpdatePiece(const Piece& piece, const AdamWStep& step);
   void FinishReaders();
 
@@ -146,6 +153,7 @@ class TrainingState {
   std::shared_ptr<const ParameterLayout> layout_;
   ParallelOptions options_;
   Communicator* communicator_;
+  Communicator* leaves_;
   const ShardMap map_, whole_;
   Place optimizer_place_, gradient_place_, weight_place_;
   DeviceMemory optimizer_memory_, gradient_memory_, weight_memory_;

@@ -216,13 +216,8 @@ absl::Status UnitStream::EndRound() {
 }
 
 size_t UnitStream::packed_bytes() const {
-  size_t total =
-      c_.gathers_weights && c_.weights.lm_head != nullptr ? c_.weights.lm_head->bytes() : 0;
-  for (const WeightSlot& slot : layer_slots_) {
-    const LayerWeights& l = slot.packed;
-    if (l.qkv == nullptr) continue;
-    total += l.qkv->bytes() + l.o->bytes() + l.gate_up->bytes() + l.down->bytes();
-  }
+  size_t total = c_.gathers_weights ? c_.weights.head_bytes() : 0;
+  for (const WeightSlot& slot : layer_slots_) total += slot.packed.packed_bytes();
   return total;
 }
 

@@ -15,6 +15,7 @@
 #include "engine/device/cpu/rows.h"
 #include "engine/device/cpu/thread_pool.h"
 #include "engine/device/cpu/vocabulary.h"
+#include "engine/device/cpu/vocabulary_leaves.h"
 
 namespace stretto::engine {
 namespace {
@@ -369,6 +370,36 @@ class CpuDevice final : public Device {
     STRETTO_CHECK(!d_entropy_T || (IsF32(d_entropy_T) && d_entropy_T.size() == logits_TV.rows));
     cpu::ComputeLogProbsBackward(kernels_, pool_, logits_TV, d_logprobs_T, d_entropy_T, targets_T,
                                  temperature);
+  }
+  void VocabularyMax(Stream&, const Tensor& max_T, const Tensor& logits_TV,
+                     float temperature) override {
+    STRETTO_CHECK(IsF32(logits_TV) && IsF32(max_T) && max_T.size() == logits_TV.rows);
+    cpu::ComputeVocabularyMax(kernels_, pool_, max_T, logits_TV, temperature);
+  }
+  void VocabularySums(Stream&, const Tensor& sums_T3, const Tensor& logits_TV, const Tensor& max_T,
+                      const Tensor& targets_T, int64_t first_id, float temperature) override {
+    STRETTO_CHECK(IsF32(logits_TV) && IsF32(max_T) && max_T.size() == logits_TV.rows);
+    STRETTO_CHECK(IsF32(sums_T3) && sums_T3.rows == logits_TV.rows && sums_T3.cols == 3);
+    STRETTO_CHECK(IsInt(targets_T, logits_TV.rows));
+    cpu::ComputeVocabularySums(kernels_, pool_,
+                               {sums_T3, logits_TV, max_T, targets_T, first_id, temperature});
+  }
+  void VocabularyLogProbs(Stream&, const Tensor& logprobs_T, const Tensor& entropy_T,
+                          const Tensor& sums_T3) override {
+    STRETTO_CHECK(IsF32(sums_T3) && sums_T3.cols == 3 && logprobs_T.size() == sums_T3.rows);
+    STRETTO_CHECK(IsF32(logprobs_T));
+    STRETTO_CHECK(!entropy_T || (IsF32(entropy_T) && entropy_T.size() == sums_T3.rows));
+    cpu::ComputeVocabularyLogProbs(kernels_, logprobs_T, entropy_T, sums_T3);
+  }
+  void VocabularyBackward(Stream&, const VocabularyGradient& args) override {
+    const int64_t rows = args.logits_TV.rows;
+    STRETTO_CHECK(IsF32(args.logits_TV) && IsF32(args.max_T) && args.max_T.size() == rows);
+    STRETTO_CHECK(IsF32(args.sums_T3) && args.sums_T3.rows == rows && args.sums_T3.cols == 3);
+    STRETTO_CHECK(IsInt(args.targets_T, rows) && IsF32(args.d_logprobs_T));
+    STRETTO_CHECK(args.d_logprobs_T.size() == rows && args.temperature > 0);
+    STRETTO_CHECK(!args.d_entropy_T ||
+                  (IsF32(args.d_entropy_T) && args.d_entropy_T.size() == rows));
+    cpu::ComputeVocabularyBackward(kernels_, pool_, args);
   }
   void Sample(Stream&, const Tensor& logits_BV, absl::Span<const SamplingRow> rows,
               absl::Span<Sampled> sampled) override {

@@ -363,6 +363,21 @@ class ReferenceDevice final : public Device {
                         float temperature) override {
     LogProbsGradient(logits_TV, d_logprobs_T, d_entropy_T, targets_T, temperature);
   }
+  void VocabularyMax(Stream&, const Tensor& max_T, const Tensor& logits_TV,
+                     float temperature) override {
+    VocabularyMaxOf(max_T, logits_TV, temperature);
+  }
+  void VocabularySums(Stream&, const Tensor& sums_T3, const Tensor& logits_TV, const Tensor& max_T,
+                      const Tensor& targets_T, int64_t first_id, float temperature) override {
+    VocabularySumsOf(sums_T3, logits_TV, max_T, targets_T, first_id, temperature);
+  }
+  void VocabularyLogProbs(Stream&, const Tensor& logprobs_T, const Tensor& entropy_T,
+                          const Tensor& sums_T3) override {
+    VocabularyLogProbsOf(logprobs_T, entropy_T, sums_T3);
+  }
+  void VocabularyBackward(Stream&, const VocabularyGradient& args) override {
+    VocabularyGradientOf(args);
+  }
   void Sample(Stream&, const Tensor& logits_BV, absl::Span<const SamplingRow> rows,
               absl::Span<Sampled> sampled) override {
     SampleRows(logits_BV, rows, sampled);

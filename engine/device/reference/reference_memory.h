@@ -143,6 +143,11 @@ void LogProbsForward(const Tensor& logprobs_T, const Tensor& entropy_T, const Te
                      const Tensor& targets_T, float temperature);
 void LogProbsGradient(const Tensor& logits_TV, const Tensor& d_logprobs_T,
                       const Tensor& d_entropy_T, const Tensor& targets_T, float temperature);
+void VocabularyMaxOf(const Tensor& max_T, const Tensor& logits_TV, float temperature);
+void VocabularySumsOf(const Tensor& sums_T3, const Tensor& logits_TV, const Tensor& max_T,
+                      const Tensor& targets_T, int64_t first_id, float temperature);
+void VocabularyLogProbsOf(const Tensor& logprobs_T, const Tensor& entropy_T, const Tensor& sums_T3);
+void VocabularyGradientOf(const Device::VocabularyGradient& args);
 void SampleRows(const Tensor& logits_BV, absl::Span<const SamplingRow> rows,
                 absl::Span<Sampled> sampled);
 }  // namespace stretto::engine::reference
