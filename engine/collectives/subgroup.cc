@@ -26,9 +26,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinSubgroup(Communicator& world,
   STRETTO_CHECK(mine.size() < kAddressBytes);
   mine.resize(kAddressBytes, '\0');
   std::string all(kAddressBytes * static_cast<size_t>(world.size()), '\0');
-  RETURN_IF_ERROR(
-      world.AllGather({reinterpret_cast<const uint8_t*>(mine.data()), mine.size()},
-                      {reinterpret_cast<uint8_t*>(all.data()), all.size()}));
+  RETURN_IF_ERROR(world.AllGather({reinterpret_cast<const uint8_t*>(mine.data()), mine.size()},
+                                  {reinterpret_cast<uint8_t*>(all.data()), all.size()}));
   RETURN_IF_ERROR(listener.status());
   GroupTable group{absl::StrCat(world.group().group, "/", name), world.group().epoch, {}};
   for (const int rank : ranks) {

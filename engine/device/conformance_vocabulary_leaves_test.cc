@@ -91,9 +91,8 @@ TEST_CASE("sums of a leaf have the same bits on every instruction set of one ari
   const std::vector<int32_t> targets = {10, 5, 400, 99, 332};
   for (const bool fma : {true, false}) {
     std::optional<Host> first;
-    for (const auto set :
-         {cpu::InstructionSet::kScalar, cpu::InstructionSet::kSse4, cpu::InstructionSet::kAvx2,
-          cpu::InstructionSet::kAvx512}) {
+    for (const auto set : {cpu::InstructionSet::kScalar, cpu::InstructionSet::kSse4,
+                           cpu::InstructionSet::kAvx2, cpu::InstructionSet::kAvx512}) {
       if (!cpu::Supported(set) || cpu::SelectKernels(set, fma).fma != fma) continue;
       Lab lab({"cpu", fma, 3, set});
       const Tensor t_logits = lab.Put(logits, DType::kF32), sums = lab.New(5, 3, DType::kF32);

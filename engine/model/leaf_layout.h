@@ -1,7 +1,8 @@
 // How a model is divided into leaves for tensor parallelism (Shoeybi et al. 2019). A leaf has some
 // query heads with the key/value heads they attend to, a run of the MLP's columns and a run of the
 // vocabulary:
-//   q, k, v, gate, up by rows of W (outputs) · o, down by columns (inputs) · embedding, head by rows.
+//   q, k, v, gate, up by rows of W (outputs) · o, down by columns (inputs) · embedding, head by
+//   rows.
 // Sums over what is divided (outputs of o and down, gradients of the inputs of the others, the
 // softmax over the vocabulary) are made inside a leaf in order, and over leaves by the tree of
 // collectives/sum_tree.h. Ranks own whole leaves, so the bits depend on the number of leaves alone.

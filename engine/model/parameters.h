@@ -38,7 +38,7 @@ struct Parameter {
 
 // A leaf's part of a layer. Biases that are added to a sum over leaves belong to leaf 0.
 struct LeafParameters {
-  ParameterView qkv, qkv_bias;         // where the leaf has key/value heads of its own; else q alone
+  ParameterView qkv, qkv_bias;  // where the leaf has key/value heads of its own; else q alone
   ParameterView k, v, k_bias, v_bias;  // else: rows of what all leaves share
   ParameterView o, o_bias, gate_up, gate_up_bias, down, down_bias;
 };
@@ -58,18 +58,18 @@ struct LeafRange {
 
 // Where a piece lies in the model's parameter.
 struct PieceOrigin {
-  size_t parameter = 0;       // in parameters() of the whole layout
-  int64_t leaf = -1;          // −1: what all leaves share
-  int64_t row = 0, col = 0;   // of its first element
+  size_t parameter = 0;      // in parameters() of the whole layout
+  int64_t leaf = -1;         // −1: what all leaves share
+  int64_t row = 0, col = 0;  // of its first element
 };
 
 class ParameterLayout {
  public:
   // `config` is valid (ValidateConfig).
   explicit ParameterLayout(const ModelConfig& config);
-  // The pieces of these leaves (at least two in all). Units (embedding, each layer, head) follow one
-  // another; a unit is what all leaves share, then leaf after leaf, each filled up with zeros to a
-  // multiple of kLeafAlignment elements.
+  // The pieces of these leaves (at least two in all). Units (embedding, each layer, head) follow
+  // one another; a unit is what all leaves share, then leaf after leaf, each filled up with zeros
+  // to a multiple of kLeafAlignment elements.
   ParameterLayout(const ModelConfig& config, const LeafRange& leaves);
 
   // Elements of the flat run, gaps included; a multiple of kParameterAlignment.

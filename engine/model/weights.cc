@@ -218,8 +218,7 @@ absl::Status ModelWeights::BindAll(Device& device, Stream& stream, const Paramet
   BindEmbedding(layout, flat);
   BindFinalNorm(layout, flat);
   for (size_t l = 0; l < layers.size(); ++l) {
-    RETURN_IF_ERROR(
-        BindLayer(device, stream, layout, static_cast<int64_t>(l), flat, layers[l]));
+    RETURN_IF_ERROR(BindLayer(device, stream, layout, static_cast<int64_t>(l), flat, layers[l]));
   }
   return BindHead(device, stream, layout, flat);
 }

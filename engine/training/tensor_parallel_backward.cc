@@ -82,7 +82,7 @@ void TensorParallelPass::Enter(Gradients& g, int64_t unit) {
   if (options_.units != nullptr) g.unit = options_.units->BeforeBackward(unit);
   const auto num_layers = static_cast<int64_t>(g.layout.layers.size());
   g.common_size = g.layout.common_size(unit);
-  g.unit_begin = unit == 0             ? 0
+  g.unit_begin = unit == 0            ? 0
                  : unit <= num_layers ? g.layout.layers[unit - 1].input_norm.offset
                                       : g.layout.final_norm.offset;
   if (g.common_size == 0) return;
@@ -161,8 +161,8 @@ void TensorParallelPass::BackwardHeadChunk(Gradients& g, int64_t begin, int64_t 
                 s.targets_N.Cols(begin, count), s.d_logprobs_N.Cols(begin, count), d_entropy,
                 s.vocab_begin, options_.temperature});
   const std::vector<int64_t> targets = TargetsOfRanks(begin, count);
-  const Tensor d_rows = group_.SumLeaves(
-      targets, s.sums_TD, s.reduced_tD, [&](int64_t leaf, const Tensor& partial) {
+  const Tensor d_rows =
+      group_.SumLeaves(targets, s.sums_TD, s.reduced_tD, [&](int64_t leaf, const Tensor& partial) {
         const LeafSlice& slice = Slice(leaf);
         const ParameterView& view = g.layout.lm_head_leaves[leaf - group_.leaves().begin];
         const Tensor d_leaf = d_logits.Cols(slice.vocab_begin - s.vocab_begin, slice.vocab_rows);
@@ -282,8 +282,7 @@ void TensorParallelPass::BackwardProjection(Gradients& g, int64_t layer, int64_t
   if (p.qkv_bias) device_.BiasBackward(stream_, p.qkv_bias.In(g.unit.gradients), d_own);
   device_.LinearBackwardInput(stream_, d_normed, d_own, p.qkv.In(g.unit.flat_weights), false);
   if (!p.k) return;
-  const auto shared = [&](const ParameterView& weight, const ParameterView& bias,
-                          const Tensor& d) {
+  const auto shared = [&](const ParameterView& weight, const ParameterView& bias, const Tensor& d) {
     device_.LinearBackwardWeight(stream_, g.Partial(s, weight, i), d, normed);
     if (bias) device_.BiasBackward(stream_, g.Partial(s, bias, i), d);
     device_.LinearBackwardInput(stream_, d_normed, d, weight.In(g.unit.flat_weights), true);
@@ -299,8 +298,7 @@ void TensorParallelPass::BackwardEmbedding(Gradients& g) {
   const Tensor rows = group_.ExchangeRows(s.rows_received, s.rows_sent, s.sums_TD[0], mine);
   for (const State::Lookup& look : s.lookups) {
     device_.EmbeddingBackward(
-        stream_,
-        g.layout.embedding_leaves[look.leaf - group_.leaves().begin].In(g.unit.gradients),
+        stream_, g.layout.embedding_leaves[look.leaf - group_.leaves().begin].In(g.unit.gradients),
         rows.Rows(look.begin, look.count), s.lookups_T.Cols(look.begin, look.count));
   }
 }

@@ -16,8 +16,7 @@ struct Wish {
 };
 absl::Status Grant(Device& device, DeviceMemory& memory, const std::vector<Wish>& wishes) {
   for (const Wish& w : wishes) {
-    ASSIGN_OR_RETURN(*w.tensor,
-                     memory.Make(device, w.dtype, std::max<int64_t>(1, w.rows), w.cols));
+    ASSIGN_OR_RETURN(*w.tensor, memory.Make(device, w.dtype, std::max<int64_t>(1, w.rows), w.cols));
   }
   return absl::OkStatus();
 }
@@ -59,8 +58,8 @@ absl::Status TensorParallelPass::MakeLayer(Layer& layer) {
   State& s = *state_;
   const DType dtype = transformer_.options().dtype;
   const int64_t T = options_.max_rows, C = config().head_dim;
-  RETURN_IF_ERROR(Grant(device_, s.memory, {{&layer.x_mid_tD, dtype, s.max_mine,
-                                             config().hidden_size}}));
+  RETURN_IF_ERROR(
+      Grant(device_, s.memory, {{&layer.x_mid_tD, dtype, s.max_mine, config().hidden_size}}));
   layer.leaves.resize(group_.leaves().size());
   for (int64_t i = 0; i < group_.leaves().size(); ++i) {
     const LeafSlice& slice = Slice(group_.leaves().begin + i);
@@ -139,9 +138,7 @@ absl::Status TensorParallelPass::Allocate() {
   return absl::OkStatus();
 }
 
-Tensor TensorParallelPass::Mine(const Tensor& rows) const {
-  return rows.Rows(0, state_->my_rows);
-}
+Tensor TensorParallelPass::Mine(const Tensor& rows) const { return rows.Rows(0, state_->my_rows); }
 Tensor TensorParallelPass::Whole(const Tensor& rows) const {
   return rows.Rows(0, state_->num_rows);
 }
@@ -224,9 +221,9 @@ void TensorParallelPass::PlanEmbedding(const PackedBatch& batch) {
   }
   std::vector<int32_t> arrivals(departures.size());
   for (size_t i = 0; i < departures.size(); ++i) arrivals[departures[i]] = static_cast<int32_t>(i);
-  for (const auto& [to, values] : {std::pair{&s.lookups_T, &lookups},
-                                   std::pair{&s.arrivals_t, &arrivals},
-                                   std::pair{&s.departures_t, &departures}}) {
+  for (const auto& [to, values] :
+       {std::pair{&s.lookups_T, &lookups}, std::pair{&s.arrivals_t, &arrivals},
+        std::pair{&s.departures_t, &departures}}) {
     if (values->empty()) continue;
     device_.Upload(stream_, to->Cols(0, static_cast<int64_t>(values->size())), values->data());
   }
@@ -241,8 +238,8 @@ void TensorParallelPass::ForwardEmbedding(const ModelWeights& weights) {
                       s.lookups_T.Cols(look.begin, look.count));
     looked_up += look.count;
   }
-  const Tensor rows = group_.ExchangeRows(s.rows_sent, s.rows_received, s.norm_tD,
-                                          s.norm_TD.Rows(0, looked_up));
+  const Tensor rows =
+      group_.ExchangeRows(s.rows_sent, s.rows_received, s.norm_tD, s.norm_TD.Rows(0, looked_up));
   device_.GatherRows(stream_, Mine(s.layers[0].x_in_tD), rows, s.arrivals_t.Cols(0, s.my_rows));
 }
 
@@ -413,10 +410,9 @@ void TensorParallelPass::ForwardHead(const ModelWeights& weights, absl::Span<flo
     for (int64_t i = 0; i < group_.leaves().size(); ++i) {
       const LeafSlice& slice = Slice(group_.leaves().begin + i);
       partials.push_back(s.leaf_sums_R3[i].Rows(0, count));
-      device_.VocabularySums(stream_, partials[i],
-                             logits.Cols(slice.vocab_begin - s.vocab_begin, slice.vocab_rows), max,
-                             s.targets_N.Cols(begin, count), slice.vocab_begin,
-                             options_.temperature);
+      device_.VocabularySums(
+          stream_, partials[i], logits.Cols(slice.vocab_begin - s.vocab_begin, slice.vocab_rows),
+          max, s.targets_N.Cols(begin, count), slice.vocab_begin, options_.temperature);
     }
     group_.SumPartials(partials);
     device_.Copy(stream_, sums, partials[0]);

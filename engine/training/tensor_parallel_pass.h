@@ -40,8 +40,7 @@ class TensorParallelPass final : public TrainingPass {
                absl::Span<float> logprobs_N, absl::Span<float> entropy_N) override;
   void Backward(Stream& stream, const ModelWeights& weights, const ParameterLayout& layout,
                 const Tensor& flat_weights, const Tensor& gradients,
-                absl::Span<const float> d_logprobs_N,
-                absl::Span<const float> d_entropy_N) override;
+                absl::Span<const float> d_logprobs_N, absl::Span<const float> d_entropy_N) override;
   size_t bytes() const override;
   absl::Status status() const override { return group_.status(); }
 

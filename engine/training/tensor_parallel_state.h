@@ -21,18 +21,18 @@ struct TensorParallelPass::Layer {
 struct TensorParallelPass::State {
   DeviceMemory memory;
   std::vector<Layer> layers;
-  int64_t max_mine = 0;                 // t at most
-  Tensor x_last_tD, norm_tD, norm_TD;   // norm_TD absent where the rank is alone
-  Tensor activated_TF;                  // of one leaf
-  std::vector<Tensor> sums_TD;          // f32: partial sums over leaves
-  Tensor reduced_tD;                    // f32: this rank's rows of a sum
+  int64_t max_mine = 0;                // t at most
+  Tensor x_last_tD, norm_tD, norm_TD;  // norm_TD absent where the rank is alone
+  Tensor activated_TF;                 // of one leaf
+  std::vector<Tensor> sums_TD;         // f32: partial sums over leaves
+  Tensor reduced_tD;                   // f32: this rank's rows of a sum
   Tensor positions_T, target_rows_N, my_target_rows_N, targets_N;  // i32
   // Rows of the embedding on their way: looked up here, and what arrives.
   Tensor lookups_T, arrivals_t, departures_t;  // i32
   // The head, R rows at a time; V tokens of this rank's leaves.
   int64_t chunk_rows = 0, vocab_begin = 0, vocab_rows = 0;
   Tensor rows_RD, logits_RV, logprobs_R, entropy_R;
-  Tensor max_N, sums_N3;               // f32, of all targets
+  Tensor max_N, sums_N3;  // f32, of all targets
   std::vector<Tensor> leaf_sums_R3;
 
   // --- gradients, all f32
@@ -46,8 +46,8 @@ struct TensorParallelPass::State {
   const PackedBatch* batch = nullptr;
   int64_t num_rows = 0, first_row = 0, my_rows = 0;
   std::vector<int64_t> rows_of_rank;
-  std::vector<int32_t> order_N;              // targets by rising row
-  std::vector<int32_t> sorted_target_rows;   // in that order
+  std::vector<int32_t> order_N;             // targets by rising row
+  std::vector<int32_t> sorted_target_rows;  // in that order
   struct Lookup {
     int64_t leaf, begin, count;  // of the rows that are looked up here
   };

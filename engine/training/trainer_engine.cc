@@ -422,9 +422,10 @@ absl::Status TrainerEngine::ReadRows(const Parameter& parameter, int64_t row_beg
   const bool masters = dtype == DType::kF32;
   const bool shares_leaves = tensor_ != nullptr && tensor_->leaves() != nullptr;
   if (shares_leaves || (masters ? !state_->has_all_masters() : !state_->has_all_weights())) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        parameter.spec.name, ": this rank holds a part of it; ",
-        shares_leaves ? "tensor_parallel" : Name(options_.parallel.kind), " divides it among ranks"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(parameter.spec.name, ": this rank holds a part of it; ",
+                     shares_leaves ? "tensor_parallel" : Name(options_.parallel.kind),
+                     " divides it among ranks"));
   }
   const Tensor& flat = masters ? state_->Flat(StateTensor::kMaster) : state_->flat_weights();
   const auto download = [&](void* to) {

@@ -144,6 +144,11 @@ class TrainerEngine {
   size_t device_bytes() const;
   NumericProfile profile() const;
 
+  // The ranks that share this rank's copy of the model; null: nobody else.
+  const Communicator* leaves_group() const {
+    return tensor_ == nullptr ? nullptr : tensor_->leaves();
+  }
+
   // What this rank holds, but for activations.
   MemoryLedger memory() const { return state_->ledger(); }
 

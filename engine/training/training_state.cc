@@ -93,7 +93,8 @@ absl::StatusOr<std::unique_ptr<TrainingState>> TrainingState::Create(
   std::unique_ptr<TrainingState> state(
       new TrainingState(device, stream, std::move(layout), options, communicator, leaves));
   RETURN_IF_ERROR(state->Allocate(dtype));
-  if ((communicator != nullptr || leaves != nullptr) && device.HostMemory(state->gradients_) == nullptr) {
+  if ((communicator != nullptr || leaves != nullptr) &&
+      device.HostMemory(state->gradients_) == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("trainer: groups of ranks need a device whose "
                      "memory the host reaches; this one is ",

@@ -95,8 +95,8 @@ class TrainingState {
   absl::Status SumGradients();
 
   // (collective) The gradient's Euclidean norm. Blocks of 4096 elements in order, from the run's
-  // beginning with one leaf, from each unit's with more. In a layout of leaves a unit's are those of
-  // what all leaves share, then leaf after leaf.
+  // beginning with one leaf, from each unit's with more. In a layout of leaves a unit's are those
+  // of what all leaves share, then leaf after leaf.
   absl::StatusOr<double> GradientNorm();
   // (collective) AdamW; `weight_decay` is that of matrices.
   absl::Status Update(AdamWStep step, double weight_decay);
