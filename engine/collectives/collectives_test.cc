@@ -7,6 +7,7 @@
 
 #include "base/bfloat16.h"
 #include "base/testing.h"
+#include "engine/collectives/subgroup.h"
 #include "engine/collectives/testing.h"
 
 namespace stretto::engine {
@@ -293,6 +294,28 @@ TEST_CASE("a group that ended stays ended, and says why") {
                  Catch::Contains("rank 1 (b) ended the group: its step was withdrawn"));
     }
   }
+}
+
+TEST_CASE("ranks of a group form groups among themselves, and use both at once") {
+  // Rows {0, 1}, {2, 3} and columns {0, 2}, {1, 3} of a square.
+  const auto body = [](Communicator& c) {
+    const int row = c.rank() / 2, column = c.rank() % 2;
+    auto mates = JoinSubgroup(c, "row", {2 * row, 2 * row + 1});
+    auto peers = JoinSubgroup(c, "column", {column, column + 2});
+    STRETTO_CHECK(mates.ok() && peers.ok());
+    std::vector<float> a = {static_cast<float>(c.rank())}, b = a;
+    STRETTO_CHECK((*mates)->AllReduce(absl::MakeSpan(a)).ok());
+    STRETTO_CHECK((*peers)->AllReduce(absl::MakeSpan(b)).ok());
+    STRETTO_CHECK(c.Barrier().ok());
+    return std::make_tuple(a[0], b[0], (*peers)->group().Describe((*peers)->rank()),
+                           (*peers)->group().group);
+  };
+  using Seen = std::tuple<float, float, std::string, std::string>;
+  const auto all = RunRanks<Seen>(4, body);
+  CHECK(all[0] == Seen(1.0f, 2.0f, "rank 0 (a)", "g/column"));
+  CHECK(all[1] == Seen(1.0f, 4.0f, "rank 0 (b)", "g/column"));
+  CHECK(all[2] == Seen(5.0f, 2.0f, "rank 1 (c)", "g/column"));
+  CHECK(all[3] == Seen(5.0f, 4.0f, "rank 1 (d)", "g/column"));
 }
 }  // namespace
 }  // namespace stretto::engine

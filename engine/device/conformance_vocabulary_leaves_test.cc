@@ -23,7 +23,7 @@ TEST_CASE("log-probs over a vocabulary in leaves are those over a whole one") {
   PhiloxStream rng(testing::Seed(), 7);
   const int64_t rows = 4, num_leaves = 3;
   Host logits = Random(rng, rows, n, DType::kF32, 4.0);
-  logits(0, 0) = -INFINITY;  // a token that can't be
+  logits(0, 0) = -400.0f;  // a token whose probability is 0
   std::vector<int32_t> targets;
   for (int64_t t = 0; t < rows; ++t) targets.push_back(static_cast<int32_t>(1 + rng.Below(n - 1)));
   const Tensor t_logits = lab.Put(logits, DType::kF32, 3), t_targets = lab.Ints(targets);
