@@ -51,6 +51,8 @@ std::vector<TrainBatch> Batches(const ModelConfig& config, int num_steps, uint64
   PhiloxStream random(stretto::testing::Seed(), stream);
   std::vector<TrainBatch> batches;
   for (int i = 0; i < num_steps; ++i) batches.push_back(RandomBatch(config, kLength, random));
+  // One row: most leaves, and most ranks, have none.
+  if (num_steps > 1) batches[1].groups = {{{3}, {{{5}, {-1.0f}, {-2.0f}, {}, 1.0f}}}};
   return batches;
 }
 
@@ -67,7 +69,7 @@ std::string Difference(const Outcome& a, const Outcome& b) {
   if (!Same(a.losses, b.losses)) return "losses";
   if (!Same(a.entropies, b.entropies)) return "entropies";
   if (!Same(a.norms, b.norms)) return "gradient norms";
-  if (!SameBits(a.state, b.state)) return "masters or moments";
+  if (!SameBits(a.state, b.state)) return "masters, moments or log-probs";
   return a.weights == b.weights ? "" : "weights";
 }
 
@@ -88,6 +90,13 @@ void Take(TrainerEngine& engine, const std::vector<TrainBatch>& batches, Outcome
     out.entropies.push_back(result->entropy);
   }
   out.state = FullState(engine);
+  const auto logprobs = engine.LogProbs(batches.back());
+  STRETTO_CHECK(logprobs.ok());
+  for (const auto& values : {logprobs->logprobs, logprobs->entropy}) {
+    for (const auto& group : values) {
+      for (const auto& c : group) out.state.insert(out.state.end(), c.begin(), c.end());
+    }
+  }
   const auto weights = engine.GatherWeights();
   STRETTO_CHECK(weights.ok());
   out.weights.clear();
@@ -151,7 +160,7 @@ TEST_CASE("one to four ranks that share a model end several steps with the same 
       layouts.push_back({DataParallel::kZero1, 4, 2});
       layouts.push_back({DataParallel::kZero2, 4, 2});
     }
-    CheckLayouts(config, options, Batches(config, 3, 121 + round), layouts);
+    CheckLayouts(config, options, Batches(config, round == 0 ? 20 : 3, 121 + round), layouts);
   }
 }
 
