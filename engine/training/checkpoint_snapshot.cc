@@ -46,7 +46,7 @@ void StateSnapshot::AddPart(const StatePart& part, float* to, TrainerEngine& eng
   parts_.push_back({part.which,
                     part.parameter->spec.name,
                     part.parameter->spec.shape,
-                    {},
+                    {part.row_begin, part.row_end, part.col_begin, part.col_end},
                     part.begin,
                     absl::MakeConstSpan(to, part.count)});
 }

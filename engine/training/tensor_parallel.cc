@@ -161,6 +161,26 @@ absl::Status TensorParallel::Download(TrainingState& state, StateTensor which,
   return absl::OkStatus();
 }
 
+// The state's parts are of pieces: rectangles of parameters.
+std::vector<StatePart> TensorParallel::PartsToWrite(const TrainingState& state) const {
+  std::vector<StatePart> parts;
+  for (StatePart part : state.PartsToWrite()) {
+    const auto piece = static_cast<size_t>(part.parameter - layout()->parameters().data());
+    const PieceOrigin& origin = layout()->origins()[piece];
+    if (origin.leaf < 0 && rank() > 0) continue;
+    const ParameterView& view = part.parameter->view;
+    part.parameter = &whole_.parameters()[origin.parameter];
+    if (view.size() < part.parameter->view.size()) {
+      part.row_begin = origin.row;
+      part.row_end = origin.row + view.rows;
+      part.col_begin = origin.col;
+      part.col_end = origin.col + view.cols;
+    }
+    parts.push_back(part);
+  }
+  return parts;
+}
+
 absl::Status TensorParallel::DownloadWeights(TrainingState& state, DType dtype,
                                              uint8_t* dst) const {
   const size_t element = SizeOf(dtype);

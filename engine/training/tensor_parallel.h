@@ -40,6 +40,7 @@ class TensorParallel {
               const float* src) const;
   absl::Status Download(TrainingState& state, StateTensor which, const Parameter& parameter,
                         float* dst) const;
+  std::vector<StatePart> PartsToWrite(const TrainingState& state) const;
   absl::Status DownloadWeights(TrainingState& state, DType dtype, uint8_t* dst) const;
   // Where this rank holds everything: rows [row_begin, row_end) out of `flat`.
   void ReadRows(Device& device, Stream& stream, const Tensor& flat, const Parameter& parameter,

@@ -12,6 +12,7 @@
 #include "engine/formats/model_files.h"
 #include "engine/formats/safetensors.h"
 #include "engine/training/checkpoint.h"
+#include "engine/training/checkpoint_writer.h"
 #include "engine/training/tensor_parallel_pass.h"
 #include "engine/training/testing.h"
 
@@ -393,30 +394,43 @@ TEST_CASE("a checkpoint loads into any other layout of the same leaves") {
   }
   options.parallel.kind = DataParallel::kFsdp;
   options.parallel.tensor_parallel = 2;
+  const stretto::testing::TempDir shards;
   const auto hashes = RunRanks<std::string>(4, [&](Communicator& c) {
     const auto device = MakeDevice("cpu", 1);
     const auto engine = EngineIn(&c, *device, config, options);
     Outcome out;
     Take(*engine, first, out);
+    CheckpointWriterOptions sharded;
+    sharded.root = shards.path();
+    CheckpointWriter writer(Files::Real(), sharded);
+    STRETTO_CHECK(writer.Start(*engine, "{}").ok());
     const auto saved =
         SaveCheckpoint(Files::Real(), {c.rank() == 2 ? dir.path() : "", 3}, *engine, "{}");
     STRETTO_CHECK(saved.ok());
+    const auto report = writer.Wait();
+    STRETTO_CHECK_MSG(report && report->status.ok(), std::string(report->status.message()).c_str());
     return saved->checkpoint_hash;
   });
   for (const std::string& h : hashes) CHECK(h == hash);
+  // Each rank's share in files of its own: rectangles of the same state.
+  const auto in_shards = LatestCheckpoint(Files::Real(), shards.path());
+  REQUIRE_OK(in_shards);
+  CHECK(ReadCheckpointInfo(Files::Real(), *in_shards)->checkpoint_hash == hash);
   const auto latest = LatestCheckpoint(Files::Real(), dir.path());
   REQUIRE_OK(latest);
   options.parallel.kind = DataParallel::kDdp;
   options.parallel.tensor_parallel = 4;
-  const auto outcomes = RunRanks<Outcome>(4, [&](Communicator& c) {
-    const auto device = MakeDevice("cpu", 1);
-    const auto engine = EngineIn(&c, *device, config, options);
-    STRETTO_CHECK(LoadCheckpoint(Files::Real(), *latest, *engine).ok());
-    Outcome out;
-    Take(*engine, rest, out);
-    return out;
-  });
-  for (const Outcome& out : outcomes) CHECK(Difference(undisturbed, out) == "");
+  for (const std::string& folder : {*latest, *in_shards}) {
+    const auto outcomes = RunRanks<Outcome>(4, [&](Communicator& c) {
+      const auto device = MakeDevice("cpu", 1);
+      const auto engine = EngineIn(&c, *device, config, options);
+      STRETTO_CHECK(LoadCheckpoint(Files::Real(), folder, *engine).ok());
+      Outcome out;
+      Take(*engine, rest, out);
+      return out;
+    });
+    for (const Outcome& out : outcomes) CHECK(Difference(undisturbed, out) == "");
+  }
 }
 
 TEST_CASE(

@@ -471,7 +471,7 @@ NumericProfile TrainerEngine::profile() const {
 
 std::vector<StatePart> TrainerEngine::PartsToWrite() {
   device_.Synchronize(*stream_);
-  return state_->PartsToWrite();
+  return tensor_ == nullptr ? state_->PartsToWrite() : tensor_->PartsToWrite(*state_);
 }
 
 absl::Status TrainerEngine::DownloadState(StateTensor which, const Parameter& parameter,

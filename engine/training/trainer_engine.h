@@ -166,8 +166,8 @@ class TrainerEngine {
   std::vector<StatePart> PartsToWrite();
   // Asked before the masters or moments change for the first time from now on.
   void AddStateReader(std::shared_ptr<StateReader> reader) { state_->AddReader(std::move(reader)); }
-  // Null: it is alone.
-  Communicator* group() const { return group_; }
+  // Of all ranks; null: it is alone.
+  Communicator* group() const { return world_; }
   Device& device() const { return device_; }
   Stream& stream() { return *stream_; }
   // After all UploadState calls: weights follow from the masters.

@@ -185,7 +185,7 @@ std::vector<StatePart> TrainingState::PartsToWrite() const {
       if (begin >= end) continue;
       Tensor values = In(Flat(which), optimizer_place_, begin, end - begin);
       values.row_stride = values.cols;  // of one row: the host reaches it as one run
-      parts.push_back({which, &p, begin - p.view.offset, end - begin, values});
+      parts.push_back({which, &p, begin - p.view.offset, end - begin, values, 0, 0, 0, 0});
     }
   }
   return parts;

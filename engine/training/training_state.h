@@ -30,12 +30,14 @@ struct MemoryLedger {
 
 enum class StateTensor : uint8_t { kMaster, kM, kV };
 
-// A run of a parameter's elements, row-major, of which this rank holds a kind of state.
+// A run of a parameter's elements, or of a rectangle of them, row-major, of which this rank holds a
+// kind of state.
 struct StatePart {
   StateTensor which = StateTensor::kMaster;
   const Parameter* parameter = nullptr;
   int64_t begin = 0, count = 0;
-  Tensor values;  // on the device, of one row
+  Tensor values;                                                   // on the device, of one row
+  int64_t row_begin = 0, row_end = 0, col_begin = 0, col_end = 0;  // row_end 0: no rectangle
 };
 
 // Somebody who reads masters and moments while training goes on: before they change for the first
