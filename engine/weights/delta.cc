@@ -7,54 +7,16 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "engine/weights/grid_codec.h"
+#include "engine/weights/varint.h"
 
 namespace stretto::engine {
 namespace {
-enum Mode : uint8_t { kUnchanged = 0, kSparse = 1, kWhole = 2 };
+enum Mode : uint8_t { kUnchanged = 0, kSparse = 1, kWhole = 2, kGrid = 3 };
 constexpr int kZstdLevel = 1;  // the streams are small; the encoder runs beside the training
-constexpr int kMaxVarintBytes = 10;
 
 absl::Status Corrupt(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("delta: ", what));
-}
-
-void PutVarint(Bytes& out, uint64_t value) {
-  while (value >= 0x80) {
-    out.push_back(static_cast<uint8_t>(value | 0x80));
-    value >>= 7;
-  }
-  out.push_back(static_cast<uint8_t>(value));
-}
-
-bool GetVarint(absl::Span<const uint8_t>& in, uint64_t& value) {
-  value = 0;
-  for (int i = 0; i < kMaxVarintBytes && static_cast<size_t>(i) < in.size(); ++i) {
-    const uint64_t bits = in[i] & 0x7fu;
-    if (i == kMaxVarintBytes - 1 && bits > 1) return false;
-    value |= bits << (7 * i);
-    if (in[i] < 0x80) {
-      in.remove_prefix(i + 1);
-      return true;
-    }
-  }
-  return false;
-}
-
-uint64_t ZigZag(int64_t v) {
-  return (static_cast<uint64_t>(v) << 1) ^ static_cast<uint64_t>(v >> 63);
-}
-int64_t UnZigZag(uint64_t v) { return static_cast<int64_t>(v >> 1) ^ -static_cast<int64_t>(v & 1); }
-
-// Bits of a float of this width to its place on the grid, and back.
-template <class Word>
-int64_t ToGrid(Word bits) {
-  constexpr Word kSign = Word{1} << (sizeof(Word) * 8 - 1);
-  return (bits & kSign) != 0 ? static_cast<Word>(~bits) : static_cast<Word>(bits | kSign);
-}
-template <class Word>
-Word FromGrid(Word place) {
-  constexpr Word kSign = Word{1} << (sizeof(Word) * 8 - 1);
-  return (place & kSign) != 0 ? static_cast<Word>(place & ~kSign) : static_cast<Word>(~place);
 }
 
 template <class Word>
@@ -151,6 +113,41 @@ absl::StatusOr<Bytes> ApplySparse(absl::Span<const uint8_t> base, absl::Span<con
   return out;
 }
 
+// Copies where the bytes are not aligned; bf16 tensors of a version always are.
+class Elements {
+ public:
+  explicit Elements(absl::Span<const uint8_t> bytes) {
+    if (reinterpret_cast<uintptr_t>(bytes.data()) % alignof(uint16_t) == 0) {
+      span_ = {reinterpret_cast<const uint16_t*>(bytes.data()), bytes.size() / 2};
+      return;
+    }
+    copy_.resize(bytes.size() / 2);
+    std::memcpy(copy_.data(), bytes.data(), bytes.size());
+    span_ = copy_;
+  }
+  absl::Span<const uint16_t> span() const { return span_; }
+
+ private:
+  std::vector<uint16_t> copy_;
+  absl::Span<const uint16_t> span_;
+};
+
+Bytes EncodeBf16(absl::Span<const uint8_t> base, absl::Span<const uint8_t> next) {
+  const Elements before(base), after(next);
+  Bytes coded = EncodeGrid(before.span(), after.span());
+  if (!coded.empty()) coded.insert(coded.begin(), kGrid);
+  return coded;
+}
+
+absl::StatusOr<Bytes> ApplyBf16(absl::Span<const uint8_t> base, absl::Span<const uint8_t> in) {
+  const Elements before(base);
+  Bytes out(base.size());
+  // A vector's memory is aligned for any element.
+  RETURN_IF_ERROR(
+      DecodeGrid(before.span(), in, {reinterpret_cast<uint16_t*>(out.data()), out.size() / 2}));
+  return out;
+}
+
 bool IsUnchanged(absl::Span<const uint8_t> delta) {
   return delta.size() == 1 && delta[0] == kUnchanged;
 }
@@ -160,7 +157,11 @@ Bytes EncodeDelta(DType dtype, absl::Span<const uint8_t> base, absl::Span<const 
   STRETTO_CHECK(base.size() == next.size() && base.size() % SizeOf(dtype) == 0);
   if (base.empty() || std::memcmp(base.data(), next.data(), base.size()) == 0) return {kUnchanged};
   Bytes sparse;
-  if (SizeOf(dtype) == 2) sparse = EncodeSparse<uint16_t>(base, next);
+  if (dtype == DType::kBF16) {
+    sparse = EncodeBf16(base, next);
+  } else if (SizeOf(dtype) == 2) {
+    sparse = EncodeSparse<uint16_t>(base, next);
+  }
   if (SizeOf(dtype) == 4) sparse = EncodeSparse<uint32_t>(base, next);
   if (!sparse.empty() && sparse.size() < base.size() / 2) return sparse;
   Bytes whole = Compress(next, {kWhole});
@@ -179,6 +180,9 @@ absl::StatusOr<Bytes> ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
       if (SizeOf(dtype) == 2) return ApplySparse<uint16_t>(base, in);
       if (SizeOf(dtype) == 4) return ApplySparse<uint32_t>(base, in);
       return Corrupt("a sparse delta of a dtype that has none");
+    case kGrid:
+      if (dtype == DType::kBF16) return ApplyBf16(base, in);
+      return Corrupt("bf16 steps for another dtype");
     case kWhole:
       return Decompress(in, base.size());
     default:

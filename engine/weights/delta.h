@@ -1,20 +1,22 @@
 // The lossless difference of two versions of a tensor. After a small optimizer step most bf16
-// elements are the same and the others moved by a few steps of the bf16 grid, so a delta is a list
-// of (position gap, signed number of grid steps), varint-coded and compressed.
+// elements are the same and the others moved by a few steps of the bf16 grid: a delta says which,
+// and by how many. For bf16 it is coded close to its entropy (grid_codec.h); for other dtypes it is
+// a list of (position gap, signed number of grid steps), varint-coded and compressed.
 //
 // Grid: an element's bits are mapped to an integer that orders all values (negative NaNs, −inf, …,
 // −0, +0, …, +inf, NaNs) one grid point apart; the mapping is a bijection, so NaN payloads and the
 // sign of zero survive. bf16 and f16 have 2^16 grid points, f32 2^32.
 //
 // Bytes of a delta (integers little-endian, varints LEB128):
-//   u8 mode         0 unchanged · 1 sparse · 2 whole
+//   u8 mode         0 unchanged · 1 sparse · 2 whole · 3 grid (bf16)
 //   0: nothing more
 //   1: varint count · varint size of the gaps · varint size of the steps · zstd frame of
 //      gaps (varint each: first position, then position − previous − 1) and
 //      steps (varint each: zigzag of new − old, never 0)
 //   2: zstd frame of the new bytes
-// Encoding chooses the smaller of 1 and 2, so that any change of any dtype costs at most about the
-// tensor itself.
+//   3: as in grid_codec.h
+// Encoding chooses the smaller of 1 or 3 and 2, so that any change of any dtype costs at most about
+// the tensor itself.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +31,8 @@ namespace stretto::engine {
 Bytes EncodeDelta(DType dtype, absl::Span<const uint8_t> base, absl::Span<const uint8_t> next);
 
 // `next` from `base` and a delta that may be anything: DATA_LOSS for bytes that no encoder writes,
-// or that are for another size; never more memory than a small multiple of the base. Pure.
+// as far as they show (else the result is not what a version's hashes say), or that are for another
+// size; never more memory than a small multiple of the base. Pure.
 absl::StatusOr<Bytes> ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
                                  absl::Span<const uint8_t> delta);
 
