@@ -1,133 +1,114 @@
-// Speed of one training step: tokens a second, time of each phase, and the share of the machine's
-// matrix ceiling, which is measured first as this device's best product. Random weights and ids.
-//   bench_trainer [--steps=N] [--groups=N] [--group-size=N] [--prompt=N] [--completion=N]
-//                 [--threads=N] [--micro-batch=N] [--backend=cpu] [--dtype=bf16] [--layers=N]
-//                 [--recompute]
+// Speed and memory of training steps of a model of SmolLM2-135M's shape; writes
+// build/bench/trainer.json. Ceilings are read beside every step, since what a machine grants
+// changes from second to second. bench/rivals/trainer_rivals.py compares with PyTorch; it takes
+// turns with
+//   bench_trainer --worker     for each line `supervised` or `groups` read: one step, then a line
+//   of
+//                              its seconds and of the tokens of its whole sequences.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
+#include <iostream>
 
-#include "base/philox.h"
-#include "bench/smollm2.h"
-#include "engine/training/trainer_engine.h"
+#include "bench/ceilings.h"
+#include "bench/report.h"
+#include "bench/trainer_lab.h"
 
-namespace stretto::engine {
+namespace stretto::bench {
 namespace {
-struct BenchOptions {
-  int64_t steps = 2, groups = 8, group_size = 1, prompt = 1, completion = 255;
-  int64_t micro_batch = 2048, layers = 30;
-  int threads = 0;
-  std::string backend = "cpu", dtype = "bf16";
-  bool recompute = false;
+double Median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+// Steps of one batch: medians of tokens a second and of the share of the ceiling.
+struct Measured {
+  double tokens_per_second = 0, share = 0, product_share = 0;
+  engine::StepResult last;
 };
 
-using bench::Must;
-
-// SmolLM2-135M, or fewer layers of it.
-ModelConfig Shape(const BenchOptions& o) {
-  ModelConfig c = bench::SmolLm2Config();
-  c.num_layers = o.layers;
-  return c;
-}
-
-// Floating-point operations a second of a large product in the dtype of computation.
-double MatrixCeiling(Device& device, DType dtype) {
-  constexpr int64_t kRows = 1024, kN = 2048, kK = 2048;
-  const auto stream = device.CreateStream();
-  DeviceMemory memory;
-  const Tensor w = Must(memory.Make(device, dtype, kN, kK));
-  const Tensor x = Must(memory.Make(device, dtype, kRows, kK));
-  const Tensor y = Must(memory.Make(device, dtype, kRows, kN));
-  device.Fill(*stream, w, 0.5f);
-  device.Fill(*stream, x, 0.25f);
-  const auto packed = Must(device.Pack(*stream, {w}));
-  double best = 0;
-  for (int i = 0; i < 8; ++i) {
-    const double begin = Clock::Real().NowSeconds();
-    device.Linear(*stream, y, x, *packed, {});
-    device.Synchronize(*stream);
-    const double seconds = Clock::Real().NowSeconds() - begin;
-    best = std::max(best, 2.0 * kRows * kN * kK / seconds);
+Measured Measure(TrainerLab& lab, const BatchShape& shape, int64_t steps) {
+  CeilingMeter meter(lab.device().num_threads());
+  const DType dtype = lab.engine().options().dtype;
+  const engine::TrainBatch batch = lab.RandomBatch(shape);
+  std::vector<double> speeds, shares, product_shares;
+  Measured m;
+  for (int64_t i = 0; i < steps; ++i) {
+    const Ceilings before = meter.Read();
+    const double product = BestProductFlops(lab.device(), dtype);
+    double seconds = 0;
+    m.last = lab.Step(batch, &seconds);
+    const double flops = lab.ProductFlops(m.last) / seconds;
+    speeds.push_back(static_cast<double>(shape.tokens()) / seconds);
+    shares.push_back(2 * flops / (before.flops + meter.Read().flops));
+    product_shares.push_back(flops / product);
+    const engine::StepResult& r = m.last;
+    std::printf("  step of %.2f s: forward %.2f, backward %.2f, optimizer %.2f; %ld rows\n",
+                seconds, r.forward_seconds, r.backward_seconds, r.optimizer_seconds,
+                r.num_computed_tokens);
   }
-  return best;
+  m.tokens_per_second = Median(speeds);
+  m.share = Median(shares);
+  m.product_share = Median(product_shares);
+  return m;
 }
 
-TrainBatch RandomBatch(const BenchOptions& o, int64_t vocab_size) {
-  PhiloxStream random(1);
-  const auto ids = [&](int64_t count) {
-    std::vector<int32_t> out(count);
-    for (int32_t& id : out) id = static_cast<int32_t>(random.Below(vocab_size));
-    return out;
-  };
-  TrainBatch batch;
-  batch.groups.resize(o.groups);
-  for (TrainGroup& g : batch.groups) {
-    g.prompt_ids = ids(o.prompt);
-    g.completions.resize(o.group_size);
-    for (TrainCompletion& c : g.completions) c.ids = ids(o.completion);
+void Run(const TrainerLabOptions& o, int64_t steps) {
+  Report report("trainer");
+  {
+    TrainerLab lab(o, kSupervisedBatch.sequence());
+    double seconds = 0;
+    lab.Step(lab.RandomBatch(kSupervisedBatch), &seconds);  // touches all memory
+    const Measured m = Measure(lab, kSupervisedBatch, steps);
+    report.Add("8 x 256 tokens: forward, backward and AdamW", m.tokens_per_second, "tokens/s");
+    report.Add("8 x 256 tokens: products' share of the multiply-add peak", m.share, "of peak",
+               0.65);
+    report.Add("8 x 256 tokens: products' share of the best product", m.product_share, "of best");
+    report.Add("8 x 256 tokens: optimizer", m.last.optimizer_seconds, "s");
   }
-  return batch;
+  TrainerLabOptions wide = o;
+  wide.micro_batch = std::max<int64_t>(o.micro_batch, 3072);
+  TrainerLab lab(wide, kGroupBatch.sequence());
+  double seconds = 0;
+  lab.Step(lab.RandomBatch(kGroupBatch), &seconds);
+  const Measured m = Measure(lab, kGroupBatch, steps);
+  report.Add("8 x 8 x (128 + 32) tokens: whole sequences", m.tokens_per_second, "tokens/s");
+  report.Add("8 x 8 x (128 + 32) tokens: products' share of the peak", m.share, "of peak");
+  if (!report.Write()) std::exit(1);
 }
 
-// Of the products alone, forward and backward: 6 a weight and row; the head's rows are the targets.
-double ProductFlops(const TrainerEngine& engine, const StepResult& r) {
-  const ModelConfig& c = engine.config();
-  const auto head = static_cast<double>(c.vocab_size * c.hidden_size);
-  const double body = static_cast<double>(engine.num_parameters()) - head;
-  return 6.0 * (body * static_cast<double>(r.num_computed_tokens) +
-                head * static_cast<double>(r.num_trained_tokens));
-}
-
-void Run(const BenchOptions& o) {
-  DeviceOptions device_options;
-  device_options.backend = o.backend;
-  device_options.num_threads = o.threads;
-  const auto device = Must(CreateDevice(device_options));
-  const DType dtype = o.dtype == "f32" ? DType::kF32 : DType::kBF16;
-  const double ceiling = MatrixCeiling(*device, dtype);
-  std::printf("device %s, %d threads: %.1f GFLOP/s in products\n",
-              device->Profile(dtype).ToString().c_str(), device->num_threads(), ceiling * 1e-9);
-  TrainerOptions options;
-  options.dtype = dtype;
-  options.max_sequence_length = o.prompt + o.completion;
-  options.micro_batch_tokens = o.micro_batch;
-  options.recompute_activations = o.recompute;
-  const auto engine = Must(TrainerEngine::Create(*device, Shape(o), options));
-  if (!engine->InitRandom(1).ok()) std::exit(1);
-  std::printf("%.1f M parameters, %.2f GB on the device\n",
-              static_cast<double>(engine->num_parameters()) * 1e-6,
-              static_cast<double>(engine->device_bytes()) * 1e-9);
-  const TrainBatch batch = RandomBatch(o, engine->config().vocab_size);
-  for (int64_t step = 0; step < o.steps; ++step) {
-    const StepResult r = Must(engine->Step(batch, CrossEntropy()));
-    const double seconds =
-        r.forward_seconds + r.objective_seconds + r.backward_seconds + r.optimizer_seconds;
-    std::printf(
-        "step %ld: %.2f s = forward %.2f + backward %.2f + optimizer %.2f; %ld rows, %ld targets, "
-        "%ld "
-        "micro-batches; %.0f rows/s; products %.0f %% of the ceiling; loss %.3f\n",
-        r.version, seconds, r.forward_seconds, r.backward_seconds, r.optimizer_seconds,
-        r.num_computed_tokens, r.num_trained_tokens, r.num_micro_batches,
-        static_cast<double>(r.num_computed_tokens) / seconds,
-        100.0 * ProductFlops(*engine, r) / seconds / ceiling, r.loss);
+void Work(TrainerLabOptions o) {
+  o.micro_batch = std::max<int64_t>(o.micro_batch, 3072);
+  TrainerLab lab(o, std::max(kSupervisedBatch.sequence(), kGroupBatch.sequence()));
+  const engine::TrainBatch supervised = lab.RandomBatch(kSupervisedBatch);
+  const engine::TrainBatch groups = lab.RandomBatch(kGroupBatch);
+  std::printf("ready\n");
+  std::fflush(stdout);
+  for (std::string line; std::getline(std::cin, line);) {
+    const bool grouped = line == "groups";
+    double seconds = 0;
+    lab.Step(grouped ? groups : supervised, &seconds);
+    const BatchShape& shape = grouped ? kGroupBatch : kSupervisedBatch;
+    std::printf("%.6f %ld\n", seconds, shape.tokens());
+    std::fflush(stdout);
   }
 }
 }  // namespace
-}  // namespace stretto::engine
+}  // namespace stretto::bench
 
 int main(int argc, char** argv) {
-  stretto::engine::BenchOptions o;
-  CLI::App app("Measures one training step of a model of SmolLM2-135M's shape.");
-  app.add_option("--steps", o.steps);
-  app.add_option("--groups", o.groups);
-  app.add_option("--group-size", o.group_size);
-  app.add_option("--prompt", o.prompt);
-  app.add_option("--completion", o.completion);
+  stretto::bench::TrainerLabOptions o;
+  int64_t steps = 3;
+  bool worker = false;
+  CLI::App app("Measures training steps of a model of SmolLM2-135M's shape.");
+  app.add_option("--steps", steps, "of each kind, after one to warm up");
   app.add_option("--threads", o.threads, "0: what the machine grants");
   app.add_option("--micro-batch", o.micro_batch, "tokens");
   app.add_option("--layers", o.layers);
   app.add_option("--backend", o.backend);
   app.add_option("--dtype", o.dtype)->check(CLI::IsMember({"bf16", "f32"}));
-  app.add_flag("--recompute", o.recompute);
+  app.add_option("--checkpointing", o.checkpointing)->check(CLI::IsMember({"none", "full"}));
+  app.add_flag("--worker", worker);
   CLI11_PARSE(app, argc, argv);
-  stretto::engine::Run(o);
+  worker ? stretto::bench::Work(o) : stretto::bench::Run(o, steps);
 }

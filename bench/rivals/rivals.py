@@ -30,15 +30,16 @@ def run(*command, **more):
     return subprocess.run(command, check=True, **more)
 
 
-def install():
+def install(packages):
     """The packages, at most once. llama-cpp-python is compiled for this machine: minutes."""
     if not os.path.exists(PYTHON):
         run(sys.executable, "-m", "venv", VENV)
     have = run(PYTHON, "-m", "pip", "list", "--format=json", capture_output=True, text=True).stdout
     names = {p["name"].lower().replace("_", "-") for p in json.loads(have)}
-    missing = [p for p in PACKAGES if p not in names]
+    missing = [p for p in packages if p not in names]
     if missing:
-        print("installing", ", ".join(missing), "(llama-cpp-python is compiled: some minutes)", flush=True)
+        note = "(llama-cpp-python is compiled: some minutes)" if "llama-cpp-python" in missing else ""
+        print("installing", ", ".join(missing), note, flush=True)
         run(PYTHON, "-m", "pip", "install", "--quiet", *missing)
 
 
@@ -80,7 +81,8 @@ class Worker:
 
 
 class Report:
-    def __init__(self):
+    def __init__(self, name):
+        self.name = name
         self.figures = []
 
     def add(self, name, value, unit, target=None, smaller=False):
@@ -93,7 +95,7 @@ class Report:
         with open("/proc/cpuinfo") as info:
             names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
         machine = f"{names[0] if names else 'unknown processor'}, {os.cpu_count()} processors"
-        path = os.path.join(ROOT, "build/bench/generator_rivals.json")
+        path = os.path.join(ROOT, f"build/bench/{self.name}.json")
         with open(path, "w") as out:
             json.dump({"machine": machine, "figures": self.figures}, out, indent=2)
 
@@ -140,9 +142,9 @@ def main():
     parser.add_argument("--only", choices=["llama.cpp", "transformers", "start"])
     parser.add_argument("--start-model", help="model of the start figure (default: the bf16 GGUF)")
     args = parser.parse_args()
-    install()
+    install(PACKAGES)
     model = models()
-    report = Report()
+    report = Report("generator_rivals")
     print(f"generator beside its rivals, {args.threads} threads", flush=True)
     wanted = lambda part: args.only in (None, part)
     threads = str(args.threads)
