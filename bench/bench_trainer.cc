@@ -5,14 +5,18 @@
 //   bench_trainer --worker     for each line `supervised` or `groups` read: one step, then a line
 //   of
 //                              its seconds and of the tokens of its whole sequences.
+#include <sys/resource.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 
 #include "bench/ceilings.h"
 #include "bench/report.h"
 #include "bench/trainer_lab.h"
+#include "engine/training/memory_plan.h"
 
 namespace stretto::bench {
 namespace {
@@ -53,27 +57,49 @@ Measured Measure(TrainerLab& lab, const BatchShape& shape, int64_t steps) {
   return m;
 }
 
-void Run(const TrainerLabOptions& o, int64_t steps) {
-  Report report("trainer");
-  {
-    TrainerLab lab(o, kSupervisedBatch.sequence());
-    double seconds = 0;
-    lab.Step(lab.RandomBatch(kSupervisedBatch), &seconds);  // touches all memory
-    const Measured m = Measure(lab, kSupervisedBatch, steps);
-    report.Add("8 x 256 tokens: forward, backward and AdamW", m.tokens_per_second, "tokens/s");
-    report.Add("8 x 256 tokens: products' share of the multiply-add peak", m.share, "of peak",
-               0.65);
-    report.Add("8 x 256 tokens: products' share of the best product", m.product_share, "of best");
-    report.Add("8 x 256 tokens: optimizer", m.last.optimizer_seconds, "s");
-  }
-  TrainerLabOptions wide = o;
-  wide.micro_batch = std::max<int64_t>(o.micro_batch, 3072);
-  TrainerLab lab(wide, kGroupBatch.sequence());
+// What the process held at most, of which some megabytes are not the trainer's.
+double PeakBytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+}
+
+void ReportMemory(Report& report, TrainerLab& lab) {
+  const engine::MemoryPlan plan =
+      engine::PlanMemory(lab.engine().config(), lab.engine().options(), 1);
+  const auto planned = static_cast<double>(plan.total());
+  report.Add("peak memory", PeakBytes() * 1e-9, "GB");
+  report.Add("state, packed layers, activations and workspace by formula", planned * 1e-9, "GB");
+  report.Add("peak memory beside the formula, off by", std::abs(PeakBytes() / planned - 1), "of it",
+             0.10, /*smaller_is_better=*/true);
+}
+
+void RunSupervised(Report& report, const TrainerLabOptions& o, int64_t steps) {
+  TrainerLab lab(o, kSupervisedBatch.sequence());
+  double seconds = 0;
+  lab.Step(lab.RandomBatch(kSupervisedBatch), &seconds);  // touches all memory
+  ReportMemory(report, lab);
+  const Measured m = Measure(lab, kSupervisedBatch, steps);
+  report.Add("8 x 256 tokens: forward, backward and AdamW", m.tokens_per_second, "tokens/s");
+  report.Add("8 x 256 tokens: products' share of the multiply-add peak", m.share, "of peak", 0.65);
+  report.Add("8 x 256 tokens: products' share of the best product", m.product_share, "of best");
+  report.Add("8 x 256 tokens: optimizer", m.last.optimizer_seconds, "s");
+}
+
+void RunGroups(Report& report, TrainerLabOptions o, int64_t steps) {
+  o.micro_batch = std::max<int64_t>(o.micro_batch, 3072);
+  TrainerLab lab(o, kGroupBatch.sequence());
   double seconds = 0;
   lab.Step(lab.RandomBatch(kGroupBatch), &seconds);
   const Measured m = Measure(lab, kGroupBatch, steps);
   report.Add("8 x 8 x (128 + 32) tokens: whole sequences", m.tokens_per_second, "tokens/s");
   report.Add("8 x 8 x (128 + 32) tokens: products' share of the peak", m.share, "of peak");
+}
+
+void Run(const TrainerLabOptions& o, int64_t steps, const std::string& only) {
+  Report report("trainer");
+  if (only != "groups") RunSupervised(report, o, steps);
+  if (only != "supervised") RunGroups(report, o, steps);
   if (!report.Write()) std::exit(1);
 }
 
@@ -100,6 +126,7 @@ int main(int argc, char** argv) {
   stretto::bench::TrainerLabOptions o;
   int64_t steps = 3;
   bool worker = false;
+  std::string only;
   CLI::App app("Measures training steps of a model of SmolLM2-135M's shape.");
   app.add_option("--steps", steps, "of each kind, after one to warm up");
   app.add_option("--threads", o.threads, "0: what the machine grants");
@@ -107,8 +134,11 @@ int main(int argc, char** argv) {
   app.add_option("--layers", o.layers);
   app.add_option("--backend", o.backend);
   app.add_option("--dtype", o.dtype)->check(CLI::IsMember({"bf16", "f32"}));
-  app.add_option("--checkpointing", o.checkpointing)->check(CLI::IsMember({"none", "full"}));
+  app.add_option("--logits-mb", o.logits_mb, "of logits at once");
+  app.add_option("--checkpointing", o.checkpointing)
+      ->check(CLI::IsMember({"none", "selective", "full"}));
+  app.add_option("--only", only)->check(CLI::IsMember({"supervised", "groups"}));
   app.add_flag("--worker", worker);
   CLI11_PARSE(app, argc, argv);
-  worker ? stretto::bench::Work(o) : stretto::bench::Run(o, steps);
+  worker ? stretto::bench::Work(o) : stretto::bench::Run(o, steps, only);
 }

@@ -24,7 +24,8 @@ TrainerLab::TrainerLab(const TrainerLabOptions& o, int64_t max_sequence_length) 
   options.dtype = DTypeOf(o.dtype);
   options.max_sequence_length = max_sequence_length;
   options.micro_batch_tokens = o.micro_batch;
-  options.recompute_activations = o.checkpointing == "full";
+  options.logits_bytes = static_cast<size_t>(o.logits_mb) << 20;
+  options.checkpointing = Must(engine::ParseCheckpointing(o.checkpointing));
   engine::ModelConfig config = SmolLm2Config();
   config.num_layers = o.layers;
   engine_ = Must(engine::TrainerEngine::Create(*device_, config, options));

@@ -14,6 +14,7 @@ struct TrainerLabOptions {
   int64_t layers = 30;
   int64_t micro_batch = 2048;  // tokens
   std::string checkpointing = "none";
+  int64_t logits_mb = 256;  // MiB of logits at once
 };
 
 // Groups of completions that share a prompt.

@@ -134,8 +134,9 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(train, weight_decay, AtLeast(0), "AdamW."),
       KEY(train, max_grad_norm, Positive(), "Gradients are scaled down to this global norm."),
       KEY(train, micro_batch_tokens, AtLeast(1), "Tokens of one forward and backward pass."),
-      KEY(train, checkpointing, OneOf({"none", "full"}),
-          "`full` recomputes activations in the backward pass."),
+      KEY(train, checkpointing, OneOf({"none", "selective", "full"}),
+          "Activations computed again in the backward pass: none, the MLP's first product, or all "
+          "but each layer's input. The bits are the same."),
       KEY(train, checkpoint_every, AtLeast(0), "Steps between checkpoints. 0: only at the end."),
       KEY(train, keep_checkpoints, AtLeast(1), "Newest checkpoints kept."),
       KEY(train, max_group_replacements, AtLeast(0),

@@ -92,7 +92,7 @@ struct TrainSection {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.0;
   double max_grad_norm = 1.0;
   int64_t micro_batch_tokens = 4096;
-  std::string checkpointing = "none";  // activations: none | full
+  std::string checkpointing = "none";  // activations: none | selective | full
   int64_t checkpoint_every = 10;       // steps between checkpoints; 0: only at the end
   int64_t keep_checkpoints = 3;
   int64_t max_group_replacements = 64;  // per step; then the run stops with a clear status

@@ -6,7 +6,7 @@ Each trainer is a process of its own that waits while another is timed; they tak
 prompts PyTorch computes once for every completion. PyTorch runs twice: as it was installed, and with
 an allocator that keeps large blocks (glibc gives them back to the system after every use by default).
 
-  bench/rivals/trainer_rivals.py [--threads N] [--rounds N] [--layers N] [--dtype bf16|f32]
+  bench/rivals/trainer_rivals.py [--threads N] [--rounds N] [--layers N]
 
 Installs torch and transformers from PyPI into build/bench/venv. Writes
 build/bench/trainer_rivals.json.
@@ -69,14 +69,13 @@ def main():
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count()))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--layers", type=int, default=30)
-    parser.add_argument("--dtype", choices=["bf16", "f32"], default="bf16")
     args = parser.parse_args()
     install(["torch", "transformers"])
     report = Report("trainer_rivals")
-    print(f"training steps beside PyTorch's, {args.threads} threads, {args.layers} layers, {args.dtype}", flush=True)
+    print(f"training steps beside PyTorch's, {args.threads} threads, {args.layers} layers", flush=True)
     product = Worker("stretto", [os.path.join(PRODUCT, "bench_trainer"), "--worker", f"--threads={args.threads}",
-                                 f"--layers={args.layers}", f"--dtype={args.dtype}"])
-    command = [PYTHON, os.path.join(HERE, "torch_trainer_worker.py"), str(args.threads), str(args.layers), args.dtype]
+                                 f"--layers={args.layers}"])
+    command = [PYTHON, os.path.join(HERE, "torch_trainer_worker.py"), str(args.threads), str(args.layers)]
     installed = Worker("PyTorch as installed", command)
     tuned = Worker("PyTorch, allocator tuned", command, KEEP_BLOCKS)
     compare(report, product, [(installed, 2.0), (tuned, 1.3)], "supervised", "8 x 256 tokens", args.rounds)

@@ -1,5 +1,6 @@
 // Backward direction of the training face. Activations that are cheap to have again (norms, the
-// MLP's product) are computed again; with `recompute` a whole layer is, from its input.
+// MLP's product) are computed again; with checkpointing
+// the MLP's first product is, or a whole layer from its input.
 #include <algorithm>
 
 #include "engine/model/packed_state.h"
@@ -45,12 +46,12 @@ void PackedPass::Backward(Stream& stream, const ModelWeights& weights,
   for (auto l = static_cast<int64_t>(s.layers.size()) - 1; l >= 0; --l) {
     const LayerTensors t = FirstRows(s.layers[l], T);
     Enter(g, 1 + l);
-    if (options_.recompute) {
+    if (options_.checkpointing == Checkpointing::kFull) {
       RunProjections(c, weights.layers[l], t);
       c.device.Attention(stream, AttentionOf(t));
       RunAttentionOutput(c, weights.layers[l], t);
-      RunGateUp(c, weights.layers[l], t);
     }
+    if (options_.checkpointing != Checkpointing::kNone) RunGateUp(c, weights.layers[l], t);
     BackwardMlp(c, g, l, t);
     BackwardAttention(c, g, l, t);
     Leave(1 + l);

@@ -1,6 +1,7 @@
 // Memory and forward direction of the training face.
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "engine/model/packed_state.h"
 
@@ -19,13 +20,12 @@ absl::Status Grant(Device& device, DeviceMemory& memory, const std::vector<Wish>
   return absl::OkStatus();
 }
 
-// What the backward pass reads of a layer, beside its input.
-std::vector<Wish> KeptTensors(const ModelConfig& c, DType dtype, int64_t T, LayerTensors& t) {
+// What the backward pass reads of a layer, beside its input and the MLP's first product.
+std::vector<Wish> AttentionTensors(const ModelConfig& c, DType dtype, int64_t T, LayerTensors& t) {
   const int64_t C = c.head_dim, H = c.num_heads, G = c.num_kv_heads;
   std::vector<Wish> wishes = {{&t.qkv_TE, dtype, T, (H + 2 * G) * C},
                               {&t.attention_TE, dtype, T, H * C},
-                              {&t.x_mid_TD, dtype, T, c.hidden_size},
-                              {&t.gate_up_T2F, dtype, T, 2 * c.intermediate_size}};
+                              {&t.x_mid_TD, dtype, T, c.hidden_size}};
   if (c.qk_norm) wishes.push_back({&t.qk_TE, dtype, T, (H + G) * C});
   return wishes;
 }
@@ -38,6 +38,14 @@ LayerTensors FirstRows(const LayerTensors& t, int64_t rows) {
     if (*x) *x = x->Rows(0, rows);
   }
   return r;
+}
+
+absl::StatusOr<Checkpointing> ParseCheckpointing(absl::string_view name) {
+  if (name == "none") return Checkpointing::kNone;
+  if (name == "selective") return Checkpointing::kSelective;
+  if (name == "full") return Checkpointing::kFull;
+  return absl::InvalidArgumentError(
+      absl::StrCat("checkpointing '", name, "': expected none, selective or full"));
 }
 
 int32_t PackedBatch::AddSegment(absl::Span<const int32_t> ids, int32_t parent) {
@@ -94,10 +102,15 @@ absl::Status PackedPass::AllocateActivations() {
                               {&shared.normed_TD, dtype, T, D},
                               {&shared.branch_TD, dtype, T, D},
                               {&shared.activated_TF, dtype, T, c.intermediate_size}};
-  const bool keep_all = options_.train && !options_.recompute;
-  if (!keep_all) {
-    for (const Wish& w : KeptTensors(c, dtype, T, shared)) wishes.push_back(w);
+  const auto gate_up = [&](LayerTensors& t) {
+    return Wish{&t.gate_up_T2F, dtype, T, 2 * c.intermediate_size};
+  };
+  const bool keep_attention = options_.train && options_.checkpointing != Checkpointing::kFull;
+  const bool keep_gate_up = options_.train && options_.checkpointing == Checkpointing::kNone;
+  if (!keep_attention) {
+    for (const Wish& w : AttentionTensors(c, dtype, T, shared)) wishes.push_back(w);
   }
+  if (!keep_gate_up) wishes.push_back(gate_up(shared));
   RETURN_IF_ERROR(Grant(device, s.memory, wishes));
   s.layers.assign(c.num_layers, shared);
   for (int64_t l = 0; l < c.num_layers; ++l) {
@@ -107,7 +120,10 @@ absl::Status PackedPass::AllocateActivations() {
     } else {
       t.x_in_TD = t.x_mid_TD = s.x_last_TD;
     }
-    if (keep_all) RETURN_IF_ERROR(Grant(device, s.memory, KeptTensors(c, dtype, T, t)));
+    if (keep_attention) {
+      RETURN_IF_ERROR(Grant(device, s.memory, AttentionTensors(c, dtype, T, t)));
+    }
+    if (keep_gate_up) RETURN_IF_ERROR(Grant(device, s.memory, {gate_up(t)}));
     if (l > 0) s.layers[l - 1].x_out_TD = t.x_in_TD;
   }
   s.layers.back().x_out_TD = s.x_last_TD;

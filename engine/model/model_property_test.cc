@@ -195,7 +195,7 @@ TEST_CASE("keeping, recomputing and chunking change no bit of the gradients") {
     const PackedBatch batch = Pack(test.groups, true);
     const Outcome kept = Run(model, batch, {});
     PackedPassOptions options;
-    options.recompute = true;
+    options.checkpointing = round % 3 == 0 ? Checkpointing::kSelective : Checkpointing::kFull;
     options.logits_bytes = test.config.vocab_size * sizeof(float) * 3;  // three rows at a time
     const Outcome frugal = Run(model, batch, options);
     options.train = false;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "engine/model/transformer.h"
 
@@ -57,14 +58,20 @@ struct PackedPassOptions;
 void CheckPackedBatch(const Transformer& transformer, const PackedPassOptions& options,
                       const PackedBatch& batch);
 
+// Which activations of a layer stay until the backward pass: all that it reads; all but the MLP's
+// first product (the largest tensor, and about half of the layer's multiply-adds to have again); or
+// its input alone, from which the whole layer is computed again. The bits are the same.
+enum class Checkpointing : uint8_t { kNone, kSelective, kFull };
+// "none", "selective" or "full"; InvalidArgument for others.
+absl::StatusOr<Checkpointing> ParseCheckpointing(absl::string_view name);
+
 struct PackedPassOptions {
   int64_t max_rows = 0;     // T
   int64_t max_targets = 0;  // N
   float temperature = 1.0f;
   // Memory for gradients' sake: without `train` nothing is kept and Backward may not be called.
-  // With `recompute` each layer keeps its input alone and is computed again on the way back.
   bool train = true;
-  bool recompute = false;
+  Checkpointing checkpointing = Checkpointing::kNone;
   // Bytes of logits that may exist at once. Where all rows of a batch fit, they are kept for the
   // backward pass, else computed again; either way the bits are the same.
   size_t logits_bytes = size_t{256} << 20;

@@ -184,7 +184,7 @@ TEST_CASE("leaves of several micro-batches, weight decay, recomputation: the sam
     TrainerOptions options = SmallOptions(kLength);
     options.micro_batch_tokens = 30;
     options.weight_decay = 0.1;
-    options.recompute_activations = round == 1;
+    options.checkpointing = round == 1 ? Checkpointing::kFull : Checkpointing::kSelective;
     options.dtype = round == 2 ? DType::kF32 : DType::kBF16;
     for (const int64_t leaves : {4, 7}) {
       options.parallel.reduction_leaves = leaves;

@@ -1,5 +1,6 @@
 // Backward direction of the pass over leaves. As in model/backward.cc norms and the MLP's product
-// are computed again; with `recompute` a whole layer is, from its input.
+// are computed again; with any checkpointing a whole layer is, from
+// its input.
 #include <algorithm>
 
 #include "base/status.h"
@@ -58,7 +59,7 @@ void TensorParallelPass::Backward(Stream& stream, const ModelWeights& weights,
   BackwardHead(g, d_logprobs_N, d_entropy_N);
   for (auto l = static_cast<int64_t>(s.layers.size()) - 1; l >= 0; --l) {
     Enter(g, 1 + l);
-    if (options_.recompute) {
+    if (options_.checkpointing != Checkpointing::kNone) {
       ForwardAttention(weights.layers[l], s.layers[l]);
       ForwardGateUp(weights.layers[l], s.layers[l]);
     }

@@ -120,7 +120,7 @@ absl::Status TensorParallelPass::Allocate() {
     wishes.push_back({&s.reduced_tD, DType::kF32, std::max(s.max_mine, R), D});
   }
   RETURN_IF_ERROR(Grant(device_, s.memory, wishes));
-  const bool keep_all = options_.train && !options_.recompute;
+  const bool keep_all = options_.train && options_.checkpointing == Checkpointing::kNone;
   Layer shared;
   if (!keep_all) RETURN_IF_ERROR(MakeLayer(shared));
   s.layers.assign(config().num_layers, shared);

@@ -147,7 +147,7 @@ TEST_CASE("one to four ranks that share a model end several steps with the same 
     TrainerOptions options = SmallOptions(kLength);
     options.parallel.k_leaves = heads;
     options.parallel.reduction_leaves = 64;
-    options.recompute_activations = round == 2;
+    options.checkpointing = round == 2 ? Checkpointing::kFull : Checkpointing::kNone;
     options.weight_decay = round == 3 ? 0.1 : 0;
     options.dtype = round == 1 ? DType::kF32 : DType::kBF16;
     if (round == 3) options.logits_bytes = 3000;  // the head in chunks

@@ -97,7 +97,7 @@ absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
   pass.max_rows = pass.max_targets =
       std::max(options_.micro_batch_tokens, options_.max_sequence_length);
   pass.temperature = options_.temperature;
-  pass.recompute = options_.recompute_activations;
+  pass.checkpointing = options_.checkpointing;
   pass.logits_bytes = options_.logits_bytes;
   pass.units = state_->units();
   if (tensor_ == nullptr) {

@@ -32,7 +32,7 @@ struct TrainerOptions {
   int64_t max_sequence_length = 0;  // prompt + completion; see TransformerOptions
   float temperature = 1.0f;         // the generators' sampling temperature
   int64_t micro_batch_tokens = 4096;
-  bool recompute_activations = false;
+  Checkpointing checkpointing = Checkpointing::kNone;
   size_t logits_bytes = size_t{256} << 20;
   LrSchedule schedule;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
@@ -141,7 +141,7 @@ class TrainerEngine {
   const TrainerOptions& options() const { return options_; }
   const ParameterLayout& layout() const { return *layout_; }
   int64_t num_parameters() const;
-  size_t device_bytes() const;
+  size_t device_bytes() const;  // held by tensors
   NumericProfile profile() const;
 
   // The ranks that share this rank's copy of the model; null: nobody else.

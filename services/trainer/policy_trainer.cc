@@ -42,7 +42,9 @@ absl::StatusOr<engine::TrainerOptions> EngineOptionsOf(const RunConfig& run,
   options.temperature =
       run.rollout.temperature > 0 ? static_cast<float>(run.rollout.temperature) : 1.0f;
   options.micro_batch_tokens = run.train.micro_batch_tokens;
-  options.recompute_activations = run.train.checkpointing == "full";
+  // The run file's checks let no other names through.
+  options.checkpointing =
+      engine::ParseCheckpointing(run.train.checkpointing).value_or(engine::Checkpointing::kNone);
   ASSIGN_OR_RETURN(options.schedule.kind, engine::ParseScheduleKind(run.train.lr_schedule));
   options.schedule.lr = run.train.lr;
   options.schedule.warmup_steps = run.train.warmup_steps;

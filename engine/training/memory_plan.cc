@@ -1,0 +1,73 @@
+#include "engine/training/memory_plan.h"
+
+#include <algorithm>
+
+namespace stretto::engine {
+namespace {
+constexpr size_t kF32Bytes = 4;
+constexpr size_t kOptimizerBytes = 12;  // master and two moments
+
+size_t DivideUp(size_t a, size_t b) { return (a + b - 1) / b; }
+
+// Elements of the units that a pass comes to: ends and layers.
+struct Units {
+  explicit Units(const ModelConfig& config) {
+    const ParameterLayout layout(config);
+    const ShardMap map(layout, 1);
+    all = static_cast<size_t>(layout.size());
+    layer = static_cast<size_t>(map.largest_layer());
+    ends = static_cast<size_t>(map.units().front().size() + map.units().back().size());
+    layers = layout.layers.size();
+    head = static_cast<size_t>(config.vocab_size * config.hidden_size);
+  }
+  size_t all, layer, ends, layers, head;
+};
+
+// Elements a row of one layer's tensors.
+struct RowElements {
+  RowElements(const ModelConfig& c, Checkpointing checkpointing) {
+    const auto D = static_cast<size_t>(c.hidden_size), F = static_cast<size_t>(c.intermediate_size);
+    const auto C = static_cast<size_t>(c.head_dim), H = static_cast<size_t>(c.num_heads);
+    const auto G = static_cast<size_t>(c.num_kv_heads);
+    const size_t normed_qk = c.qk_norm ? (H + G) * C : 0;
+    const size_t attention = (H + 2 * G) * C + H * C + D + normed_qk, gate_up = 2 * F;
+    kept = D;
+    shared = 3 * D + F;
+    (checkpointing == Checkpointing::kFull ? shared : kept) += attention;
+    (checkpointing == Checkpointing::kNone ? kept : shared) += gate_up;
+    gradients = 2 * D + (H + 2 * G) * C + H * C + 3 * F + normed_qk;
+  }
+  size_t kept, shared, gradients;
+};
+}  // namespace
+
+MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, int num_ranks) {
+  const Units units(config);
+  const ParallelOptions& parallel = options.parallel;
+  const size_t W = SizeOf(options.dtype);
+  const bool fsdp = parallel.kind == DataParallel::kFsdp;
+  const auto divided = [&](bool divides) {
+    return divides ? DivideUp(units.all, static_cast<size_t>(num_ranks)) : units.all;
+  };
+  MemoryPlan plan;
+  plan.state = W * divided(fsdp) + kF32Bytes * divided(parallel.streams_gradients()) +
+               kOptimizerBytes * divided(parallel.kind != DataParallel::kDdp);
+  const size_t at_once =
+      fsdp ? std::clamp<size_t>(static_cast<size_t>(parallel.max_gathered_layers), 1, units.layers)
+           : units.layers;
+  plan.gathered = W * (at_once * units.layer + units.head);
+  if (parallel.streams_gradients()) plan.gathered += kF32Bytes * (2 * units.layer + units.ends);
+  if (fsdp) plan.gathered += W * (at_once * units.layer + units.ends);
+
+  const auto rows =
+      static_cast<size_t>(std::max(options.micro_batch_tokens, options.max_sequence_length));
+  const RowElements row(config, options.checkpointing);
+  plan.activations = W * row.kept * units.layers * rows;
+  const auto D = static_cast<size_t>(config.hidden_size),
+             V = static_cast<size_t>(config.vocab_size);
+  const size_t chunk = std::clamp<size_t>(options.logits_bytes / kF32Bytes / V, 1, rows);
+  plan.workspace = rows * (W * row.shared + kF32Bytes * (row.gradients + 4)) +
+                   chunk * (W * 2 * D + kF32Bytes * (V + 2 * D + 4));
+  return plan;
+}
+}  // namespace stretto::engine

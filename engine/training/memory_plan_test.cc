@@ -1,0 +1,91 @@
+#include "engine/training/memory_plan.h"
+
+#include <catch2/catch.hpp>
+
+#include "engine/model/testing.h"
+#include "engine/training/testing.h"
+
+namespace stretto::engine {
+namespace {
+constexpr int64_t kLength = 128;
+
+ModelConfig Config(bool tied, bool qk_norm) {
+  ModelConfig c;
+  c.vocab_size = 512;
+  c.hidden_size = 64;
+  c.intermediate_size = 160;
+  c.num_layers = 5;
+  c.num_heads = 4;
+  c.num_kv_heads = 2;
+  c.head_dim = 16;
+  c.max_position_embeddings = kLength;
+  c.tie_word_embeddings = tied;
+  c.qk_norm = qk_norm;
+  if (qk_norm) c.architecture = Architecture::kQwen3;
+  return c;
+}
+
+TrainBatch Batch() {
+  TrainBatch batch;
+  TrainGroup& g = batch.groups.emplace_back();
+  g.prompt_ids.assign(kLength / 2, 3);
+  g.completions.emplace_back().ids.assign(kLength / 2, 5);
+  return batch;
+}
+
+// Held after a step.
+size_t Held(const ModelConfig& config, const TrainerOptions& options) {
+  DeviceOptions device_options;
+  device_options.num_threads = 1;
+  const auto device = CreateDevice(device_options);
+  REQUIRE(device.ok());
+  const auto engine = TrainerEngine::Create(**device, config, options);
+  REQUIRE(engine.ok());
+  REQUIRE((*engine)->InitRandom(1).ok());
+  REQUIRE((*engine)->Step(Batch(), CrossEntropy()).ok());
+  return (*engine)->device_bytes();
+}
+}  // namespace
+
+TEST_CASE("the memory plan is what a trainer holds") {
+  for (const Checkpointing checkpointing :
+       {Checkpointing::kNone, Checkpointing::kSelective, Checkpointing::kFull}) {
+    for (const DataParallel kind :
+         {DataParallel::kDdp, DataParallel::kZero1, DataParallel::kZero2, DataParallel::kFsdp}) {
+      for (const int variant : {0, 1}) {
+        const ModelConfig config = Config(variant == 0, variant == 1);
+        TrainerOptions options;
+        options.dtype = variant == 0 ? DType::kBF16 : DType::kF32;
+        options.max_sequence_length = kLength;
+        options.micro_batch_tokens = 2 * kLength;
+        options.checkpointing = checkpointing;
+        options.parallel.kind = kind;
+        options.logits_bytes = 64 << 10;
+        INFO(Name(kind) << ", checkpointing " << static_cast<int>(checkpointing) << ", variant "
+                        << variant);
+        const auto held = static_cast<double>(Held(config, options));
+        const auto planned = static_cast<double>(PlanMemory(config, options, 1).total());
+        CHECK(held / planned == Approx(1).margin(0.03));
+      }
+    }
+  }
+}
+
+TEST_CASE("checkpointing keeps less, and more ranks hold less") {
+  const ModelConfig config = Config(true, false);
+  TrainerOptions options;
+  options.max_sequence_length = kLength;
+  size_t last = SIZE_MAX;
+  for (const Checkpointing checkpointing :
+       {Checkpointing::kNone, Checkpointing::kSelective, Checkpointing::kFull}) {
+    options.checkpointing = checkpointing;
+    const size_t activations = PlanMemory(config, options, 1).activations;
+    CHECK(activations < last);
+    last = activations;
+  }
+  options.parallel.kind = DataParallel::kFsdp;
+  const MemoryPlan one = PlanMemory(config, options, 1), four = PlanMemory(config, options, 4);
+  CHECK(four.state == (one.state + 3) / 4);
+  CHECK(four.gathered == one.gathered);
+}
+}  // namespace stretto::engine
