@@ -134,6 +134,9 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(train, weight_decay, AtLeast(0), "AdamW."),
       KEY(train, max_grad_norm, Positive(), "Gradients are scaled down to this global norm."),
       KEY(train, micro_batch_tokens, AtLeast(1), "Tokens of one forward and backward pass."),
+      KEY(train, reduction_leaves, Between(1, 65536),
+          "Leaves of the tree that adds up a step's gradients: the most ranks that can ever share "
+          "the run. Part of what its bits depend on."),
       KEY(train, checkpointing, OneOf({"none", "selective", "full"}),
           "Activations computed again in the backward pass: none, the MLP's first product, or all "
           "but each layer's input. The bits are the same."),
@@ -162,9 +165,23 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(cluster, backend, OneOf({"cpu", "reference"}), "What computes."),
       KEY(cluster, generators, Between(1, 1024), "Generator processes that `stretto up` starts."),
       KEY(cluster, scorers, Between(1, 1024), "Scorer processes that `stretto up` starts."),
+      KEY(cluster, trainers, Between(1, 1024),
+          "Trainer processes (ranks) that train together and that `stretto up` starts; at most "
+          "`train.reduction_leaves`."),
+      KEY(cluster, min_trainers, Between(1, 1024),
+          "Fewest ranks that train when others are missing."),
+      KEY(cluster, trainer_layout, OneOf({"ddp", "zero1", "zero2", "fsdp"}),
+          "What ranks divide: nothing, masters and moments, gradients too, weights too. Changes no "
+          "bit."),
+      KEY(cluster, trainer_grace_ms, Between(0, 86400000),
+          "How long a missing rank is waited for before fewer go on."),
+      KEY(cluster, collective_timeout_ms, Between(100, 3600000),
+          "A rank that takes no part in an exchange for so long ends the step, and is named."),
       KEY(cluster, generator_threads, Between(0, 1024), "0: what the machine grants."),
       KEY(cluster, scorer_threads, Between(0, 1024), "0: what the machine grants."),
-      KEY(cluster, trainer_threads, Between(0, 1024), "0: what the machine grants."),
+      KEY(cluster, trainer_threads, Between(0, 1024),
+          "Of each trainer. 0: what the machine grants, shared among the trainers that `stretto up` "
+          "starts."),
       KEY(cluster, bind, Any(), "Address that services listen on."),
       KEY(cluster, base_port, Between(0, 65535),
           "The coordinator's port; the others follow. 0: free ports are found."),

@@ -165,7 +165,25 @@ absl::Status CheckAlgorithm(const RunConfig& c, const Origins& origins) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTrainers(const RunConfig& c, const Origins& origins) {
+  const ClusterSection& cluster = c.cluster;
+  if (cluster.trainers > c.train.reduction_leaves) {
+    return origins.Error("cluster.trainers",
+                         absl::StrCat("at most train.reduction_leaves (", c.train.reduction_leaves,
+                                      "); raise that before the run's first step, it is part of "
+                                      "what the run's bits depend on"),
+                         absl::StrCat(cluster.trainers));
+  }
+  if (cluster.min_trainers > cluster.trainers) {
+    return origins.Error("cluster.min_trainers",
+                         absl::StrCat("at most cluster.trainers (", cluster.trainers, ")"),
+                         absl::StrCat(cluster.min_trainers));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckCluster(const RunConfig& c, const Origins& origins) {
+  RETURN_IF_ERROR(CheckTrainers(c, origins));
   if (c.cluster.lease_ms < 2 * c.cluster.heartbeat_ms) {
     return origins.Error(
         "cluster.lease_ms",
@@ -181,7 +199,7 @@ absl::Status CheckCluster(const RunConfig& c, const Origins& origins) {
                          absl::StrCat("room for ", c.cluster.generators, " ports"),
                          absl::StrCat(c.cluster.http_port));
   }
-  const int64_t num_ports = 4 + c.cluster.generators + c.cluster.scorers;
+  const int64_t num_ports = 3 + c.cluster.generators + c.cluster.scorers + c.cluster.trainers;
   if (c.cluster.base_port > 0 && c.cluster.base_port + num_ports > 65536) {
     return origins.Error("cluster.base_port", absl::StrCat("room for ", num_ports, " ports"),
                          absl::StrCat(c.cluster.base_port));

@@ -48,6 +48,7 @@ absl::string_view Name(CollectiveKind kind);  // "AllReduce"
 struct CollectiveTraffic {
   int64_t calls = 0;
   int64_t bytes_sent = 0, bytes_received = 0;
+  double seconds = 0;  // under way, waiting for other ranks included
 };
 
 struct GroupMember {

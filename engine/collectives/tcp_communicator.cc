@@ -12,6 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/bfloat16.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "engine/collectives/mesh.h"
 
@@ -309,9 +310,11 @@ std::vector<PeerFrames> TcpCommunicator::FramesToAll(CollectiveKind kind) const 
 
 absl::Status TcpCommunicator::Exchange(const CollectiveCall& call, const FrameLabel& label,
                                        std::vector<PeerFrames>& frames) {
+  const double begin = Clock::Real().NowSeconds();
   RETURN_IF_ERROR(mesh_.Exchange(label, absl::MakeSpan(frames), call.timeout));
   absl::MutexLock lock(&mutex_);
   CollectiveTraffic& t = traffic_[static_cast<size_t>(label.kind)];
+  t.seconds += Clock::Real().NowSeconds() - begin;
   t.calls += label.phase == 0 ? 1 : 0;
   for (const PeerFrames& f : frames) {
     for (const auto& s : f.send) t.bytes_sent += static_cast<int64_t>(s.size());

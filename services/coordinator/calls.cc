@@ -18,6 +18,7 @@ constexpr int64_t kScoreMs = 300'000;
 constexpr int64_t kGenerateMs = 600'000;
 constexpr int64_t kWeightsMs = 300'000;
 constexpr int64_t kTrainMs = 3'600'000;
+constexpr int64_t kPrepareGroupMs = 10'000;
 }  // namespace
 
 // The callbacks below hold what they need by shared_ptr; `context` is among the running calls until
@@ -143,11 +144,25 @@ void Calls::SaveCheckpoint(const Target& target, v1::SaveCheckpointRequest reque
       &v1::Trainer::Stub::async_interface::SaveCheckpoint, std::move(done));
 }
 
+void Calls::PrepareGroup(const Target& target, v1::PrepareGroupRequest request,
+                         Done<v1::PrepareGroupResponse> done) {
+  UnaryCall<v1::PrepareGroupResponse>::Start(
+      this, v1::Trainer::NewStub(ChannelTo(target)), std::move(request), kPrepareGroupMs,
+      &v1::Trainer::Stub::async_interface::PrepareGroup, std::move(done));
+}
+
+void Calls::JoinGroup(const Target& target, v1::JoinGroupRequest request,
+                      Done<v1::JoinGroupResponse> done) {
+  UnaryCall<v1::JoinGroupResponse>::Start(
+      this, v1::Trainer::NewStub(ChannelTo(target)), std::move(request), kTrainMs,
+      &v1::Trainer::Stub::async_interface::JoinGroup, std::move(done));
+}
+
 // Streams the header and the groups; deletes itself when the call is over.
 class Calls::TrainStepCall : public grpc::ClientWriteReactor<v1::TrainStepChunk> {
  public:
   TrainStepCall(Calls* calls, std::unique_ptr<v1::Trainer::Stub> stub, v1::TrainStepHeader header,
-                std::vector<v1::ExperienceGroup> groups, Done<v1::TrainStepResponse> done)
+                Batch groups, Done<v1::TrainStepResponse> done)
       : calls_(calls),
         stub_(std::move(stub)),
         groups_(std::move(groups)),
@@ -161,11 +176,11 @@ class Calls::TrainStepCall : public grpc::ClientWriteReactor<v1::TrainStepChunk>
 
   void OnWriteDone(bool ok) override {
     if (!ok) return;  // the call has failed; OnDone says how
-    if (next_ == groups_.size()) {
+    if (next_ == groups_->size()) {
       StartWritesDone();
       return;
     }
-    *chunk_.mutable_group() = std::move(groups_[next_++]);
+    *chunk_.mutable_group() = (*groups_)[next_++];
     StartWrite(&chunk_);
   }
 
@@ -181,7 +196,7 @@ class Calls::TrainStepCall : public grpc::ClientWriteReactor<v1::TrainStepChunk>
  private:
   Calls* const calls_;
   const std::unique_ptr<v1::Trainer::Stub> stub_;
-  std::vector<v1::ExperienceGroup> groups_;
+  const Batch groups_;
   size_t next_ = 0;
   v1::TrainStepChunk chunk_;
   v1::TrainStepResponse response_;
@@ -189,8 +204,8 @@ class Calls::TrainStepCall : public grpc::ClientWriteReactor<v1::TrainStepChunk>
   const std::shared_ptr<grpc::ClientContext> context_;
 };
 
-void Calls::TrainStep(const Target& target, v1::TrainStepHeader header,
-                      std::vector<v1::ExperienceGroup> groups, Done<v1::TrainStepResponse> done) {
+void Calls::TrainStep(const Target& target, v1::TrainStepHeader header, Batch groups,
+                      Done<v1::TrainStepResponse> done) {
   new TrainStepCall(this, v1::Trainer::NewStub(ChannelTo(target)), std::move(header),
                     std::move(groups), std::move(done));
 }

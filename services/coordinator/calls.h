@@ -47,8 +47,14 @@ class Calls {
   void TrainerStatus(const Target& target, Done<v1::TrainerStatus> done);
   void SaveCheckpoint(const Target& target, v1::SaveCheckpointRequest request,
                       Done<v1::SaveCheckpointResponse> done);
-  void TrainStep(const Target& target, v1::TrainStepHeader header,
-                 std::vector<v1::ExperienceGroup> groups, Done<v1::TrainStepResponse> done);
+  void PrepareGroup(const Target& target, v1::PrepareGroupRequest request,
+                    Done<v1::PrepareGroupResponse> done);
+  void JoinGroup(const Target& target, v1::JoinGroupRequest request,
+                 Done<v1::JoinGroupResponse> done);
+  // The groups may be shared by the calls to all ranks.
+  using Batch = std::shared_ptr<const std::vector<v1::ExperienceGroup>>;
+  void TrainStep(const Target& target, v1::TrainStepHeader header, Batch groups,
+                 Done<v1::TrainStepResponse> done);
   // `key` names the call for CancelGenerate.
   void Generate(const Target& target, uint64_t group, uint64_t attempt, v1::GenerateRequest request,
                 Done<std::vector<RolloutRecord>> done);

@@ -41,6 +41,9 @@ CoreOptions MakeCoreOptions(const RunConfig& c, const Dataset& train, const Data
   o.shuffle = c.data.shuffle;
   o.kl_coef = c.algorithm.kl_coef;
   o.kl_controller = {.target = c.algorithm.kl_target, .horizon = c.algorithm.kl_horizon};
+  o.num_trainers = c.cluster.trainers;
+  o.min_trainers = c.cluster.min_trainers;
+  o.trainer_grace_ns = c.cluster.trainer_grace_ms * 1'000'000;
   o.settle_ns = 20'000'000;
   o.lease_ns = c.cluster.lease_ms * 1'000'000;
   // Room for what decodes, and as much again of small groups so that no slot waits for a message.
@@ -403,6 +406,15 @@ void Coordinator::PublishStatus() {
     if (peak != peak_rss_.end()) m->set_peak_rss_bytes(peak->second);
     const auto notice = notices_.find(name);
     if (notice != notices_.end()) m->set_notice(notice->second);
+  }
+  const TrainerGroup& trainers = core_->trainers();
+  if (config_.cluster.trainers > 1) {
+    status.set_trainer_group_epoch(trainers.epoch);
+    for (v1::MemberStatus& m : *status.mutable_members()) {
+      for (size_t r = 0; r < trainers.ranks.size(); ++r) {
+        if (trainers.ranks[r].name == m.name()) m.set_rank(static_cast<uint32_t>(r));
+      }
+    }
   }
   status.set_num_rollouts(num_rollouts_);
   status.set_num_groups_dropped(

@@ -84,6 +84,7 @@ class Coordinator {
   void Record(const T&) {}
   void Record(const RecordMember& record) { journal_->Write(record); }
   void Record(const RecordGroup& record);
+  void Record(const RecordTrainers& record) { journal_->Write(record); }
   void Record(const RecordBatch& record) { journal_->Write(record); }
   void Record(const RecordVersion& record);
   void Record(const RecordCheckpoint& record);
@@ -103,6 +104,8 @@ class Coordinator {
   void Do(const ScoreGroup& command);
   void Do(const PrepareVersion& command);
   void Do(const CommitVersion& command);
+  void Do(const PrepareRank& command);
+  void Do(const JoinRank& command);
   void Do(const TakeStep& command);
   void Do(const AskTrainer& command);
   void Do(const SaveCheckpointNow& command);
@@ -113,7 +116,9 @@ class Coordinator {
                  const absl::StatusOr<std::vector<RolloutRecord>>& answer);
   void Scored(const ScoreGroup& asked, GroupRecord group,
               const absl::StatusOr<v1::ScoreResponse>& answer);
+  absl::StatusOr<Calls::Batch> ReadExperience(int64_t step);
   void StepTaken(const TakeStep& asked, const absl::StatusOr<v1::TrainStepResponse>& answer);
+  void RecordStep(const TakeStep& asked, const v1::TrainStepResponse& answer);
 
   template <class Command>
   Calls::Target TargetOf(const Command& command) const;
@@ -142,6 +147,10 @@ class Coordinator {
   std::map<std::string, uint64_t> peak_rss_;
   std::map<std::string, v1::PolicyVersion> reported_versions_;
   v1::SaveCheckpointResponse last_checkpoint_;
+  // Of the step under way: what its ranks are sent, and what they have measured.
+  int64_t batch_step_ = -1;
+  Calls::Batch batch_;
+  std::map<std::string, std::map<std::string, double>> rank_metrics_;
   std::map<int64_t, double> evals_;
   std::map<std::string, double> last_metrics_;
   uint64_t num_rollouts_ = 0;

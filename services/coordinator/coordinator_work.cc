@@ -221,26 +221,66 @@ void Coordinator::Do(const CommitVersion& command) {
                  });
 }
 
+void Coordinator::Do(const PrepareRank& command) {
+  v1::PrepareGroupRequest request;
+  *request.mutable_caller() = CallerOf(command);
+  request.set_group_epoch(command.group_epoch);
+  calls_->PrepareGroup(TargetOf(command), std::move(request),
+                       [this, command](const absl::StatusOr<v1::PrepareGroupResponse>& answer) {
+                         core_->OnRankPrepared(command, answer.status(),
+                                               answer.ok() ? answer->peer_address() : "", NowNs());
+                       });
+}
+
+void Coordinator::Do(const JoinRank& command) {
+  v1::JoinGroupRequest request;
+  *request.mutable_caller() = CallerOf(command);
+  request.set_rank(command.rank);
+  v1::TrainerGroup* group = request.mutable_group();
+  group->set_epoch(command.group_epoch);
+  group->set_layout(config_.cluster.trainer_layout);
+  group->set_collective_timeout_ms(static_cast<uint32_t>(config_.cluster.collective_timeout_ms));
+  for (const JoinRank::Peer& peer : command.ranks) {
+    v1::RankAddress* rank = group->add_ranks();
+    rank->set_name(peer.name);
+    rank->set_peer_address(peer.address);
+  }
+  calls_->JoinGroup(TargetOf(command), std::move(request),
+                    [this, command](const absl::StatusOr<v1::JoinGroupResponse>& answer) {
+                      core_->OnRankJoined(command, answer.status(),
+                                          answer.ok() ? FromProto(answer->version()) : Version(),
+                                          NowNs());
+                    });
+}
+
+// The batch of a step, read once for all ranks.
+absl::StatusOr<Calls::Batch> Coordinator::ReadExperience(int64_t step) {
+  if (batch_step_ == step) return batch_;
+  ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, journal_->ReadBatch(step));
+  auto groups = std::make_shared<std::vector<v1::ExperienceGroup>>();
+  for (const uint64_t id : ids) {
+    ASSIGN_OR_RETURN(const GroupRecord group, journal_->ReadGroup(id));
+    groups->push_back(ToExperience(group, config_.algorithm));
+  }
+  batch_ = std::move(groups);
+  batch_step_ = step;
+  return batch_;
+}
+
 void Coordinator::Do(const TakeStep& command) {
   v1::TrainStepHeader header;
   *header.mutable_caller() = CallerOf(command);
   header.set_step(command.step);
   *header.mutable_base_version() = ToProto(command.base);
+  header.set_group_epoch(command.group_epoch);
   if (config_.algorithm.kl_coef > 0) header.set_kl_coef(command.kl_coef);
-  std::vector<v1::ExperienceGroup> groups;
-  absl::StatusOr<std::vector<uint64_t>> batch = journal_->ReadBatch(command.step);
-  absl::Status status = batch.status();
-  for (size_t i = 0; status.ok() && i < batch->size(); ++i) {
-    const absl::StatusOr<GroupRecord> group = journal_->ReadGroup((*batch)[i]);
-    status = group.status();
-    if (group.ok()) groups.push_back(ToExperience(*group, config_.algorithm));
-  }
-  if (!status.ok()) {
-    Post([this, command, status] { StepTaken(command, status); });
+  absl::StatusOr<Calls::Batch> groups = ReadExperience(command.step);
+  if (!groups.ok()) {
+    Post([this, command, status = groups.status()] { StepTaken(command, status); });
     return;
   }
-  header.set_num_groups(static_cast<uint32_t>(groups.size()));
-  calls_->TrainStep(TargetOf(command), std::move(header), std::move(groups),
+  header.set_num_groups(static_cast<uint32_t>((*groups)->size()));
+  calls_->TrainStep(TargetOf(command), std::move(header), *std::move(groups),
                     [this, command](const absl::StatusOr<v1::TrainStepResponse>& answer) {
                       StepTaken(command, answer);
                     });
@@ -254,8 +294,17 @@ void Coordinator::StepTaken(const TakeStep& asked,
     version = FromProto(answer->version());
     const auto kl = answer->metrics().find("kl");
     if (kl != answer->metrics().end()) measured_kl = kl->second;
+    rank_metrics_[asked.member] = {answer->metrics().begin(), answer->metrics().end()};
   }
-  if (!core_->OnStepTaken(asked, answer.status(), version, measured_kl, NowNs())) return;
+  const bool is_new = core_->OnStepTaken(asked, answer.status(), version, measured_kl, NowNs());
+  if (!is_new) return;
+  RecordStep(asked, *answer);
+  rank_metrics_.clear();
+  batch_ = nullptr;
+  batch_step_ = -1;
+}
+
+void Coordinator::RecordStep(const TakeStep& asked, const v1::TrainStepResponse& answer) {
   std::vector<GroupRecord> batch;
   absl::StatusOr<std::vector<uint64_t>> ids = journal_->ReadBatch(asked.step);
   for (size_t i = 0; ids.ok() && i < ids->size(); ++i) {
@@ -267,13 +316,13 @@ void Coordinator::StepTaken(const TakeStep& asked,
   StepRecord step;
   step.step = asked.step;
   step.seconds = seconds;
-  step.skip_reason = answer->skipped() ? answer->skip_reason() : "";
+  step.skip_reason = answer.skipped() ? answer.skip_reason() : "";
   step.metrics =
-      StepMetrics(batch, asked.step - 1, {answer->metrics().begin(), answer->metrics().end()},
-                  {.step_seconds = seconds, .train_seconds = answer->seconds()});
+      StepMetrics(batch, asked.step - 1, {answer.metrics().begin(), answer.metrics().end()},
+                  {.step_seconds = seconds, .train_seconds = answer.seconds()});
   if (config_.algorithm.kl_coef > 0) step.metrics["kl_coef"] = asked.kl_coef;
-  if (answer->skipped()) {
-    Tell(absl::StrCat("step ", asked.step, " changed nothing: ", answer->skip_reason()));
+  if (answer.skipped()) {
+    Tell(absl::StrCat("step ", asked.step, " changed nothing: ", answer.skip_reason()));
     LogWarning(events_.back());
   }
   journal_->WriteStep(step, core_->kl_coef());
@@ -295,6 +344,7 @@ void Coordinator::Do(const AskTrainer& command) {
 void Coordinator::Do(const SaveCheckpointNow& command) {
   v1::SaveCheckpointRequest request;
   *request.mutable_caller() = CallerOf(command);
+  request.set_group_epoch(command.group_epoch);
   // Only what the version determines: a checkpoint's bits must not depend on how it came about.
   request.set_extra_json(absl::StrCat("{\"step\": ", command.version, "}"));
   calls_->SaveCheckpoint(TargetOf(command), std::move(request),
@@ -304,7 +354,8 @@ void Coordinator::Do(const SaveCheckpointNow& command) {
                              status = absl::UnavailableError(absl::StrCat(
                                  "the checkpoint is of version ", answer->version().number()));
                            }
-                           if (status.ok()) last_checkpoint_ = *answer;
+                           // Of several ranks one writes, and says where.
+                           if (status.ok() && !answer->path().empty()) last_checkpoint_ = *answer;
                            core_->OnCheckpoint(command, status, NowNs());
                          });
 }

@@ -23,6 +23,8 @@ Core::Core(CoreOptions options, RestoredRun restored)
       next_position_(restored.next_position),
       checkpoint_version_(restored.checkpoint_version) {
   STRETTO_CHECK(options_.prompts_per_step > 0 && options_.group_size > 0);
+  STRETTO_CHECK(options_.min_trainers > 0 && options_.min_trainers <= options_.num_trainers);
+  trainers_.epoch = restored.trainer_epoch;
   if (!versions_.empty()) version_ = {versions_.rbegin()->first, versions_.rbegin()->second};
   for (Group& group : restored.groups) groups_.emplace(group.id, std::move(group));
   // A run that was over is over again as soon as it is looked at.
@@ -144,112 +146,6 @@ void Core::OnCommitted(const CommitVersion& asked, const absl::Status& status, i
   Advance(now_ns);
 }
 
-// One thing at a time: catch up, save, or take the next step.
-void Core::DriveTrainer(int64_t now_ns) {
-  Member* trainer = Trainer(now_ns);
-  if (trainer == nullptr || trainer_is_busy_) return;
-  if (trainer->version.number < 0 || version_.number < 0) {
-    trainer_is_busy_ = true;
-    trainer_activity_ = "waiting";
-    Emit(AskTrainer{trainer->name, trainer->epoch});
-    return;
-  }
-  const bool is_at_version = trainer->version == version_;
-  // A trainer one step ahead holds a result that was never recorded: asked again, it repeats it.
-  if (!is_at_version) {
-    if (!stopping_) TrainNextStep(trainer);
-    return;
-  }
-  const int64_t v = version_.number;
-  const bool is_due =
-      v > checkpoint_version_ &&
-      ((options_.checkpoint_every > 0 && v > 0 && v % options_.checkpoint_every == 0) ||
-       v == options_.num_steps || stopping_ || checkpoint_requested_);
-  if (is_due) {
-    trainer_is_busy_ = true;
-    trainer_activity_ = "saving a checkpoint";
-    Emit(SaveCheckpointNow{trainer->name, trainer->epoch, v});
-    return;
-  }
-  checkpoint_requested_ = false;
-  if (stopping_ || paused_ || v >= options_.num_steps || EvalIsDue()) return;
-  TrainNextStep(trainer);
-}
-
-void Core::TrainNextStep(Member* trainer) {
-  const bool is_replay = trainer->version.number < version_.number;
-  const int64_t step = is_replay ? trainer->version.number + 1 : version_.number + 1;
-  if (!is_replay && kl_coefs_.count(step) == 0) {
-    std::vector<uint64_t> batch;
-    for (Group* group : GroupsOf(GroupKind::kTrain, step)) {
-      if (group->state == GroupState::kRejected) continue;
-      if (group->state != GroupState::kScored) return;
-      if (!rl::WithinStaleness(version_.number, group->min_version, options_.max_staleness)) {
-        ++num_stale_dropped_;
-        Note(absl::StrCat("group ", group->id, " has become too old (version ", group->min_version,
-                          "); it is generated again"));
-        Requeue(group, GroupState::kReady, 0);
-        return;
-      }
-      batch.push_back(group->id);
-    }
-    if (static_cast<int64_t>(batch.size()) < options_.prompts_per_step) return;
-    kl_coefs_[step] = kl_coef_;
-    Emit(RecordBatch{step, kl_coef_, std::move(batch)});
-  }
-  if (kl_coefs_.count(step) == 0) {
-    Fail(absl::DataLossError(absl::StrCat("the journal has no batch of step ", step)));
-    return;
-  }
-  trainer_is_busy_ = true;
-  trainer_activity_ = is_replay ? "repeating a step" : "training";
-  Emit(TakeStep{trainer->name,
-                trainer->epoch,
-                step,
-                {step - 1, versions_[step - 1]},
-                kl_coefs_[step],
-                is_replay});
-}
-
-bool Core::OnStepTaken(const TakeStep& asked, const absl::Status& status, const Version& version,
-                       double measured_kl, int64_t now_ns) {
-  Member* trainer = Current(asked.member, asked.epoch);
-  if (trainer == nullptr || !trainer_is_busy_ || IsOver()) return false;
-  trainer_is_busy_ = false;
-  if (!status.ok()) {
-    trainer->not_before_ns = now_ns + options_.retry_ns;
-    const bool is_answer = !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status) &&
-                           !absl::IsResourceExhausted(status) && !absl::IsCancelled(status);
-    if (absl::IsFailedPrecondition(status) && num_step_failures_ < 10) {
-      ++num_step_failures_;
-      trainer->version = Version();  // ask it where it stands
-    } else if (is_answer) {
-      Fail(Annotate(status, absl::StrCat("step ", asked.step)));
-      return false;
-    }
-    Note(absl::StrCat("step ", asked.step, ": ", status.message()));
-    Advance(now_ns);
-    return false;
-  }
-  num_step_failures_ = 0;
-  if (version.number != asked.step) {
-    Fail(absl::InternalError(
-        absl::StrCat("step ", asked.step, ": the trainer answered with version ", version.number)));
-    return false;
-  }
-  const auto known = versions_.find(asked.step);
-  if (known != versions_.end() && known->second != version.hash) {
-    Fail(absl::DataLossError(absl::StrCat("step ", asked.step, " taken again gave version hash ",
-                                          version.hash, ", at first it was ", known->second)));
-    return false;
-  }
-  trainer->version = version;
-  const bool is_new = known == versions_.end();
-  if (is_new) StepRecorded(asked, version, measured_kl);
-  Advance(now_ns);
-  return is_new;
-}
-
 void Core::StepRecorded(const TakeStep& asked, const Version& version, double measured_kl) {
   version_ = version;
   versions_[version.number] = version.hash;
@@ -260,45 +156,6 @@ void Core::StepRecorded(const TakeStep& asked, const Version& version, double me
     const bool is_over = it->second.kind == GroupKind::kTrain && it->second.round <= asked.step;
     it = is_over ? groups_.erase(it) : std::next(it);
   }
-}
-
-void Core::OnTrainerStatus(const AskTrainer& asked, const absl::Status& status,
-                           const Version& version, int64_t now_ns) {
-  Member* trainer = Current(asked.member, asked.epoch);
-  if (trainer == nullptr || !trainer_is_busy_ || IsOver()) return;
-  trainer_is_busy_ = false;
-  if (!status.ok() || version.number < 0) {
-    trainer->not_before_ns = now_ns + options_.retry_ns;
-  } else if (const absl::Status check = CheckTrainerVersion(version); !check.ok()) {
-    Fail(check);
-    return;
-  } else {
-    trainer->version = version;
-    if (version_.number < 0) {
-      version_ = version;
-      versions_[version.number] = version.hash;
-      Emit(RecordVersion{version});
-    }
-  }
-  Advance(now_ns);
-}
-
-void Core::OnCheckpoint(const SaveCheckpointNow& asked, const absl::Status& status,
-                        int64_t now_ns) {
-  Member* trainer = Current(asked.member, asked.epoch);
-  if (trainer == nullptr || !trainer_is_busy_ || IsOver()) return;
-  trainer_is_busy_ = false;
-  if (status.ok()) {
-    checkpoint_version_ = asked.version;
-    Emit(RecordCheckpoint{asked.version});
-  } else if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-             absl::IsCancelled(status)) {
-    trainer->not_before_ns = now_ns + options_.retry_ns;
-  } else {
-    Fail(Annotate(status, absl::StrCat("the checkpoint of version ", asked.version)));
-    return;
-  }
-  Advance(now_ns);
 }
 
 // An evaluation is complete when each of its prompts is scored or rejected.
@@ -322,7 +179,7 @@ void Core::FinishEval() {
 }
 
 void Core::TryEnd() {
-  if (IsOver() || trainer_is_busy_) return;
+  if (IsOver() || (trainers_.phase == TrainerGroup::Phase::kReady && trainers_.is_busy())) return;
   const bool is_saved = version_.number >= 0 && checkpoint_version_ >= version_.number;
   if (stopping_) {
     if (is_saved || !TrainerHasVersion() || version_.number <= 0) {
@@ -343,7 +200,11 @@ RunPhase Core::phase() const {
 }
 
 std::string Core::activity() const {
-  if (trainer_is_busy_ && trainer_activity_ != "waiting") return trainer_activity_;
+  if (trainers_.phase == TrainerGroup::Phase::kPreparing ||
+      trainers_.phase == TrainerGroup::Phase::kJoining) {
+    return "forming the trainers' group";
+  }
+  if (trainers_.is_busy() && trainer_activity_ != "waiting") return trainer_activity_;
   if (EvalIsDue()) return "evaluating";
   return "generating";
 }
@@ -359,6 +220,11 @@ std::string Core::detail() const {
     });
     if (!has_one) absl::StrAppend(&missing, missing.empty() ? "waiting for " : ", ", name);
   }
-  return missing.empty() ? no_reward_ : missing;
+  if (!missing.empty()) return missing;
+  if (trainers_.phase == TrainerGroup::Phase::kNone && NumLiveTrainers() < options_.num_trainers) {
+    return absl::StrCat("waiting for trainers: ", NumLiveTrainers(), " of ", options_.num_trainers,
+                        " are there (at least ", options_.min_trainers, " must be)");
+  }
+  return no_reward_;
 }
 }  // namespace stretto::services

@@ -14,8 +14,9 @@
 //     Unblocked by a finished group (room), a committed version, a member that joins.
 //  3. A generated group goes to a scorer with room. Unblocked by a scored group.
 //  4. A step's batch is its groups in stream order. Complete when all are scored.
-//  5. The trainer takes one step at a time, the one after its version. Unblocked by a complete
-//     batch, the end of an evaluation, the end of the step before.
+//  5. The trainer takes one step at a time, the one after its version; of several, each takes its
+//     part, and the step is taken when all have given the same hash. Unblocked by a complete batch,
+//     the end of an evaluation, the end of the step before, a group of trainers that is formed.
 //  6. A new version is recorded with its hash; only then does it exist.
 //  7. Generators prepare and commit it, one operation at a time each. Unblocked by the trainer
 //     having it.
@@ -24,7 +25,7 @@
 // Whatever a member does not answer, or answers under an old epoch or attempt, is given to another:
 // results are pure functions of what was asked, so nothing is lost by asking twice. A trainer that
 // restarts at an older version is sent the recorded batches again and must arrive at the same
-// hashes.
+// hashes. Several trainers do so as one: their group is formed anew (core_trainers.cc).
 #pragma once
 
 #include <deque>
@@ -51,6 +52,31 @@ struct Member {
   int64_t num_in_flight = 0;  // samples (generators), groups and calls (scorers)
   bool is_preparing = false, is_committing = false;  // generators
   Version prepared;
+};
+
+// One trainer of those that train together, in order of rank.
+struct TrainerRank {
+  std::string name;
+  uint64_t epoch = 0;        // of the member
+  std::string peer_address;  // of collectives; kJoining and kReady
+  bool is_asked = false;     // something, and has not answered
+  Version version;           // as it said last
+};
+// The trainers of the run, or the one it is to have: a group of one at epoch 0.
+struct TrainerGroup {
+  enum class Phase { kNone, kPreparing, kJoining, kReady };
+  Phase phase = Phase::kNone;
+  uint64_t epoch = 0;
+  std::vector<TrainerRank> ranks;
+  Version version;                // that all hold; number -1: unknown
+  int64_t missing_since_ns = -1;  // how long there has been no complete group; -1: there is one
+
+  // The rank that is to answer this; nullptr: nobody waits for it any more.
+  TrainerRank* Asked(const std::string& member, uint64_t member_epoch, uint64_t group_epoch);
+  bool is_busy() const;
+  bool Has(const std::string& member) const;
+  bool HoldOneVersion() const;
+  std::string Names() const;  // "trainer-0, trainer-1"
 };
 
 // Not thread-safe. `now_ns` never goes back from call to call.
@@ -84,7 +110,12 @@ class Core {
   bool OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t now_ns);
   void OnPrepared(const PrepareVersion& asked, const absl::Status& status, int64_t now_ns);
   void OnCommitted(const CommitVersion& asked, const absl::Status& status, int64_t now_ns);
-  // measured_kl: NaN where there is none.
+  void OnRankPrepared(const PrepareRank& asked, const absl::Status& status,
+                      const std::string& peer_address, int64_t now_ns);
+  void OnRankJoined(const JoinRank& asked, const absl::Status& status, const Version& version,
+                    int64_t now_ns);
+  // measured_kl: NaN where there is none. Of several ranks the last to answer decides what is
+  // returned.
   bool OnStepTaken(const TakeStep& asked, const absl::Status& status, const Version& version,
                    double measured_kl, int64_t now_ns);
   void OnTrainerStatus(const AskTrainer& asked, const absl::Status& status, const Version& version,
@@ -109,6 +140,7 @@ class Core {
   double kl_coef() const { return kl_coef_; }
   const std::map<std::string, Member>& members() const { return members_; }
   const std::map<uint64_t, Group>& groups() const { return groups_; }
+  const TrainerGroup& trainers() const { return trainers_; }
   int64_t num_rejected() const { return num_rejected_; }
   int64_t num_stale_dropped() const { return num_stale_dropped_; }
   // Complete groups that wait for their batch.
@@ -122,12 +154,22 @@ class Core {
  private:
   void Advance(int64_t now_ns);
   void ExpireLeases(int64_t now_ns);
-  void DropWorkOf(const std::string& member);
+  void DropWorkOf(const std::string& member, const std::string& why, int64_t now_ns);
   Member* Current(const std::string& name, uint64_t epoch);
   Group* Awaited(uint64_t id, uint64_t attempt, GroupState state);
   Member* PickScorer(int64_t now_ns);
   Member* PickGenerator(const Group& group, int64_t now_ns);
-  Member* Trainer(int64_t now_ns);
+
+  // Whether several trainers make up a group.
+  bool has_group() const { return options_.num_trainers > 1; }
+  int64_t NumLiveTrainers() const;
+  int64_t NumRanksWanted(int64_t now_ns) const;
+  void FormTrainers(int64_t now_ns);
+  void LoseTrainers(const std::string& why, int64_t now_ns);
+  void TrainersFailed(const absl::Status& status, const std::string& what, int64_t now_ns);
+  absl::Status RanksDisagree() const;
+  void SetTrainersVersion(const Version& version);
+  const Member* Trainer(int64_t now_ns) const;
   bool TrainerHasVersion() const;
 
   void MakeGroups();
@@ -147,7 +189,8 @@ class Core {
   void Reject(Group* group, const std::string& reason);
   void Fail(const absl::Status& status);
   void End(const absl::Status& status, const std::string& detail);
-  void TrainNextStep(Member* trainer);
+  bool GatherBatch(int64_t step, std::vector<uint64_t>* batch);
+  void TrainNextStep();
   void StepRecorded(const TakeStep& asked, const Version& version, double measured_kl);
   absl::Status CheckTrainerVersion(const Version& version) const;
 
@@ -176,9 +219,9 @@ class Core {
   uint64_t next_group_, next_position_;
   int64_t checkpoint_version_;
   int64_t num_rejected_ = 0, num_stale_dropped_ = 0;
-  int64_t num_step_failures_ = 0;
 
-  bool trainer_is_busy_ = false;  // a TakeStep, AskTrainer or SaveCheckpointNow is out
+  TrainerGroup trainers_;
+  int64_t trainer_failures_ = 0;  // in a row
   std::string trainer_activity_;
   bool checkpoint_requested_ = false;
   bool paused_ = false, stopping_ = false, ended_ = false;

@@ -24,15 +24,17 @@ absl::StatusOr<uint64_t> Core::OnRegister(const std::string& name, PoolKind pool
         absl::StrCat("member '", name, "' belongs to another pool already"));
   }
   if (pool == PoolKind::kTrainer) {
-    for (const auto& [other, member] : members_) {
-      if (member.pool == pool && member.is_live && other != name) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("trainer '", other, "' is at work; a run has one"));
-      }
+    const bool is_there = known != members_.end() && known->second.is_live;
+    if (NumLiveTrainers() - (is_there ? 1 : 0) >= options_.num_trainers) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the run has its ", options_.num_trainers, " trainers (cluster.trainers)"));
     }
-    if (const absl::Status status = CheckTrainerVersion(version); !status.ok()) return status;
+    // A group is asked when it has been formed.
+    if (const absl::Status status = CheckTrainerVersion(version); !has_group() && !status.ok()) {
+      return status;
+    }
   }
-  DropWorkOf(name);
+  DropWorkOf(name, "came anew", now_ns);
   Member& member = members_[name];
   member = Member();
   member.name = name;
@@ -45,7 +47,7 @@ absl::StatusOr<uint64_t> Core::OnRegister(const std::string& name, PoolKind pool
   member.last_seen_ns = now_ns;
   if (options_.settle_ns > 0) member.not_before_ns = now_ns + options_.settle_ns;
   Emit(RecordMember{name, pool, address, member.epoch, member.state});
-  if (pool == PoolKind::kTrainer && version_.number < 0 && version.number == 0) {
+  if (pool == PoolKind::kTrainer && !has_group() && version_.number < 0 && version.number == 0) {
     version_ = version;
     versions_[0] = version.hash;
     Emit(RecordVersion{version});
@@ -84,7 +86,7 @@ void Core::OnLeave(const std::string& name, uint64_t epoch, int64_t now_ns) {
   if (member == nullptr) return;
   member->is_live = false;
   member->state = "left";
-  DropWorkOf(name);
+  DropWorkOf(name, "left", now_ns);
   Emit(RecordMember{name, member->pool, member->address, member->epoch, member->state});
   Advance(now_ns);
 }
@@ -94,14 +96,14 @@ void Core::ExpireLeases(int64_t now_ns) {
     if (!member.is_live || now_ns - member.last_seen_ns <= options_.lease_ns) continue;
     member.is_live = false;
     member.state = "silent";
-    DropWorkOf(name);
+    DropWorkOf(name, "is silent", now_ns);
     Emit(RecordMember{name, member.pool, member.address, member.epoch, member.state});
     Note(absl::StrCat(name, " has been silent for longer than its lease"));
   }
 }
 
-// Gives a member's work back to the queues; its answers no longer count.
-void Core::DropWorkOf(const std::string& name) {
+// Gives a member's work back to the queues; its answers no longer count. `why` follows its name.
+void Core::DropWorkOf(const std::string& name, const std::string& why, int64_t now_ns) {
   const auto it = members_.find(name);
   if (it == members_.end()) return;
   for (auto& [id, group] : groups_) {
@@ -118,7 +120,7 @@ void Core::DropWorkOf(const std::string& name) {
   Member& member = it->second;
   member.num_in_flight = 0;
   member.is_preparing = member.is_committing = false;
-  if (member.pool == PoolKind::kTrainer) trainer_is_busy_ = false;
+  if (trainers_.Has(name)) LoseTrainers(absl::StrCat(name, " ", why), now_ns);
 }
 
 // The member under this epoch, if it is live; nullptr: whoever speaks is no longer one.
@@ -161,23 +163,5 @@ Member* Core::PickGenerator(const Group& group, int64_t now_ns) {
     if (has_room && (best == nullptr || member.num_in_flight < best->num_in_flight)) best = &member;
   }
   return best;
-}
-
-Member* Core::Trainer(int64_t now_ns) {
-  for (auto& [name, member] : members_) {
-    if (member.pool == PoolKind::kTrainer && member.is_live && member.not_before_ns <= now_ns) {
-      return &member;
-    }
-  }
-  return nullptr;
-}
-
-bool Core::TrainerHasVersion() const {
-  for (const auto& [name, member] : members_) {
-    if (member.pool == PoolKind::kTrainer && member.is_live) {
-      return version_.number >= 0 && member.version == version_;
-    }
-  }
-  return false;
 }
 }  // namespace stretto::services

@@ -38,6 +38,9 @@ struct CoreOptions {
   bool shuffle = true;
   double kl_coef = 0;  // of the first step
   rl::KlController kl_controller = {};
+  int64_t num_trainers = 1;  // that train together
+  int64_t min_trainers = 1;  // that go on when the others don't come within the grace
+  int64_t trainer_grace_ns = 30'000'000'000;
 
   int64_t lease_ns = 5'000'000'000;
   int64_t settle_ns = 0;           // a new member learns its epoch before it is given work
@@ -92,6 +95,11 @@ struct RecordMember {
 };
 struct RecordGroup {
   Group group;
+};
+// An attempt to form a group of trainers; its epoch is used up.
+struct RecordTrainers {
+  uint64_t epoch;
+  std::string names;
 };
 struct RecordBatch {
   int64_t step;
@@ -148,9 +156,27 @@ struct CommitVersion {
   uint64_t epoch;
   Version version;
 };
+// To each rank of a group that is to be formed.
+struct PrepareRank {
+  std::string member;
+  uint64_t epoch;
+  uint64_t group_epoch;
+};
+struct JoinRank {
+  struct Peer {
+    std::string name, address;
+  };
+  std::string member;
+  uint64_t epoch = 0;
+  uint64_t group_epoch = 0;
+  std::vector<Peer> ranks;
+  uint32_t rank = 0;
+};
+// To each rank; group_epoch 0: there is one trainer, without a group. So of SaveCheckpointNow.
 struct TakeStep {
   std::string member;
   uint64_t epoch;
+  uint64_t group_epoch;
   int64_t step;
   Version base;
   double kl_coef;
@@ -163,6 +189,7 @@ struct AskTrainer {
 struct SaveCheckpointNow {
   std::string member;
   uint64_t epoch;
+  uint64_t group_epoch;
   int64_t version;
 };
 // The last command of a run.
@@ -171,10 +198,11 @@ struct EndRun {
   std::string detail;
 };
 
-using Command = std::variant<RecordMember, RecordGroup, RecordBatch, RecordVersion,
+using Command = std::variant<RecordMember, RecordGroup, RecordTrainers, RecordBatch, RecordVersion,
                              RecordCheckpoint, RecordEval, RecordEvent, TokenizePrompts,
                              GenerateGroup, CancelGenerate, ScoreGroup, PrepareVersion,
-                             CommitVersion, TakeStep, AskTrainer, SaveCheckpointNow, EndRun>;
+                             CommitVersion, PrepareRank, JoinRank, TakeStep, AskTrainer,
+                             SaveCheckpointNow, EndRun>;
 
 // What a journal knows of an earlier life of the run.
 struct RestoredRun {
@@ -183,6 +211,7 @@ struct RestoredRun {
   double next_kl_coef = -1;                 // of the step after the newest; -1: as at the start
   std::vector<Group> groups;                // of rounds that are not over
   std::map<std::string, uint64_t> member_epochs;
+  uint64_t trainer_epoch = 0;      // of the newest group of trainers, or attempt at one
   std::vector<int64_t> evaluated;  // versions
   bool paused = false;             // on request, which nobody has taken back
   int64_t checkpoint_version = -1;

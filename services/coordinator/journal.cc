@@ -158,6 +158,14 @@ void Journal::Run(Sqlite::Query& query) {
   if (status_.ok()) status_ = status;
 }
 
+void Journal::Write(const RecordTrainers& record) {
+  if (!Writable()) return;
+  auto query = db_->Prepare("INSERT OR REPLACE INTO meta VALUES(?, ?)");
+  query.Text(kTrainerEpoch).Text(absl::StrCat(record.epoch));
+  Run(query);
+  Write(RecordEvent{absl::StrCat("trainers' group ", record.epoch, ": ", record.names)});
+}
+
 void Journal::Write(const RecordMember& record) {
   if (!Writable()) return;
   auto query = db_->Prepare(absl::StrCat(

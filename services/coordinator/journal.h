@@ -72,6 +72,7 @@ class Journal {
 
   void Write(const RecordMember& record);
   void Write(const RecordGroup& record);
+  void Write(const RecordTrainers& record);
   void Write(const RecordBatch& record);
   void Write(const RecordVersion& record);
   void Write(const RecordEvent& record);
@@ -125,4 +126,6 @@ class Journal {
 
 extern const char kJournalSchema[];
 inline constexpr int kJournalSchemaVersion = 1;
+// The key of `meta` that holds the epoch of the newest group of trainers, if there was one.
+inline constexpr char kTrainerEpoch[] = "trainer_epoch";
 }  // namespace stretto::services

@@ -67,6 +67,11 @@ absl::Status Journal::RestoreVersions(RestoredRun* run) {
       run->member_epochs[query.TextAt(0)] = static_cast<uint64_t>(query.IntAt(1));
     }
   }
+  {
+    auto query = db_->Prepare("SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?");
+    ASSIGN_OR_RETURN(const bool row, query.Text(kTrainerEpoch).Step());
+    if (row) run->trainer_epoch = static_cast<uint64_t>(query.IntAt(0));
+  }
   auto query = db_->Prepare("SELECT COALESCE(MAX(version), -1) FROM checkpoints");
   ASSIGN_OR_RETURN(const bool row, query.Step());
   if (row) run->checkpoint_version = query.IntAt(0);

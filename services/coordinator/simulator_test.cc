@@ -3,8 +3,8 @@
 //
 // Checked always: each prompt of the stream enters training at most once and, as the runs end,
 // those of every step exactly once; no group over the staleness bound is trained on; versions grow
-// by one; a step taken again gives the same hash. With max_staleness 0 the last hash is that of an
-// undisturbed run.
+// by one; a step taken again gives the same hash; no epoch of a trainers' group is used twice. With
+// max_staleness 0 the last hash is that of an undisturbed run with one trainer.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdlib>
@@ -24,7 +24,7 @@ struct SimOptions {
   uint64_t seed = 0;
   int64_t max_staleness = 0;
   bool disturbed = true;
-  int num_generators = 2, num_scorers = 1;
+  int num_generators = 2, num_scorers = 1, num_trainers = 1, min_trainers = 1;
 };
 
 uint64_t Mix(uint64_t a, uint64_t b) { return PhiloxStream(a, b).NextU64(); }
@@ -38,6 +38,15 @@ struct SimMember {
   Version version;
   Version prepared;
   std::map<int64_t, std::string> results;  // trainers: version → hash, of this life
+  uint64_t prepared_epoch = 0, group_epoch = 0;  // ranks
+};
+
+// What the ranks of one epoch's group hold together.
+struct SimGroup {
+  std::vector<std::string> ranks;
+  bool is_begun = false;
+  Version version;
+  std::map<int64_t, std::string> results;
 };
 
 class Simulation {
@@ -56,12 +65,17 @@ class Simulation {
                      .eval_every = 4,
                      .num_train_lines = 17,
                      .seed = 5,
+                     .num_trainers = options.num_trainers,
+                     .min_trainers = options.min_trainers,
+                     .trainer_grace_ns = 3000 * kMs,
                      .lease_ns = 2000 * kMs,
                      .settle_ns = 10 * kMs,
                      .retry_ns = 100 * kMs,
                      .max_samples_in_flight = 6,
                      .max_scores_in_flight = 2};
-    AddMember("trainer-0", PoolKind::kTrainer);
+    for (int i = 0; i < options.num_trainers; ++i) {
+      AddMember(absl::StrCat("trainer-", i), PoolKind::kTrainer);
+    }
     for (int i = 0; i < options.num_generators; ++i) {
       AddMember(absl::StrCat("generator-", i), PoolKind::kGenerator);
     }
@@ -117,12 +131,15 @@ class Simulation {
     ++member.life;
     member.version = member.prepared = Version();
     member.results.clear();
-    if (member.pool == PoolKind::kTrainer) {
-      member.version = {checkpoint_.number < 0 ? Version{0, "zero"} : checkpoint_};
+    member.prepared_epoch = member.group_epoch = 0;
+    if (member.pool == PoolKind::kTrainer && sim_.num_trainers == 1) {
+      member.version = Saved();
     }
     member.epoch = 0;
     HeartbeatLoop(name, member.life);
   }
+
+  Version Saved() const { return checkpoint_.number < 0 ? Version{0, "zero"} : checkpoint_; }
 
   void HeartbeatLoop(const std::string& name, uint64_t life) {
     SimMember& member = members_[name];
@@ -199,6 +216,7 @@ class Simulation {
       restored.groups.push_back(copy);
     }
     restored.member_epochs = epochs_;
+    restored.trainer_epoch = trainer_epoch_;
     restored.evaluated = {evaluated_.begin(), evaluated_.end()};
     restored.checkpoint_version = recorded_checkpoint_;
     ++core_life_;
@@ -236,6 +254,10 @@ class Simulation {
   }
 
   void Do(const RecordMember& c) { epochs_[c.name] = std::max(epochs_[c.name], c.epoch); }
+  void Do(const RecordTrainers& c) {
+    REQUIRE(c.epoch > trainer_epoch_);
+    trainer_epoch_ = c.epoch;
+  }
   void Do(const RecordGroup& c) { groups_[c.group.id] = c.group; }
   void Do(const RecordBatch& c) {
     INFO("step " << c.step);
@@ -322,7 +344,7 @@ class Simulation {
 
   void Do(const PrepareVersion& c) {
     Serve(c, 150, [this, c](SimMember& member) -> absl::Status {
-      const SimMember& trainer = members_.at("trainer-0");
+      const SimMember& trainer = members_.at(c.source);
       if (!trainer.is_up || !(trainer.version == c.version)) return absl::NotFoundError("not held");
       member.prepared = c.version;
       return absl::OkStatus();
@@ -343,15 +365,77 @@ class Simulation {
     core_->OnCommitted(c, status, now_);
   }
 
+  void Do(const PrepareRank& c) {
+    Serve(c, 30, [c](SimMember& rank) -> absl::Status {
+      if (c.group_epoch < rank.prepared_epoch) return absl::FailedPreconditionError("older group");
+      rank.prepared_epoch = c.group_epoch;
+      rank.group_epoch = 0;
+      rank.version = Version();
+      rank.results.clear();
+      return absl::OkStatus();
+    });
+  }
+  void Answer(const PrepareRank& c, const absl::Status& status) {
+    core_->OnRankPrepared(c, status, c.member, now_);
+  }
+  void Do(const JoinRank& c) {
+    Serve(c, 200, [this, c](SimMember& rank) -> absl::Status {
+      if (rank.prepared_epoch != c.group_epoch) return absl::FailedPreconditionError("not it");
+      SimGroup& group = sim_groups_[c.group_epoch];
+      if (!group.is_begun) {
+        for (const JoinRank::Peer& peer : c.ranks) group.ranks.push_back(peer.name);
+        for (const std::string& name : group.ranks) {
+          if (!members_[name].is_up || members_[name].prepared_epoch != c.group_epoch) {
+            return absl::UnavailableError(name + " can't be reached");
+          }
+        }
+        group.is_begun = true;
+        group.version = Saved();
+      }
+      rank.group_epoch = c.group_epoch;
+      rank.version = group.version;
+      return absl::OkStatus();
+    });
+  }
+  void Answer(const JoinRank& c, const absl::Status& status) {
+    core_->OnRankJoined(c, status, members_.at(c.member).version, now_);
+  }
+
+  // Whether all take part in what the group of `rank` exchanges.
+  absl::Status AllTakePart(const SimMember& rank, uint64_t group_epoch) {
+    if (rank.group_epoch != group_epoch) return absl::FailedPreconditionError("another group");
+    for (const std::string& name : sim_groups_[group_epoch].ranks) {
+      const SimMember& peer = members_.at(name);
+      if (!peer.is_up || peer.group_epoch != group_epoch) {
+        return absl::UnavailableError(name + " left the group");
+      }
+      if (peer.is_cut_off) return absl::DeadlineExceededError(name + " didn't take part");
+    }
+    return absl::OkStatus();
+  }
+
+  std::string HashOfStep(const TakeStep& c, const Version& base) {
+    uint64_t hash = std::hash<std::string>()(base.hash);
+    for (const uint64_t id : batches_.at(c.step)) hash = Mix(hash, contents_.at(id));
+    return absl::StrCat(absl::Hex(hash));
+  }
+
   void Do(const TakeStep& c) {
     REQUIRE(kl_coefs_.count(c.step) == 1);
     Serve(c, 500, [this, c](SimMember& trainer) -> absl::Status {
       if (trainer.results.count(c.step) > 0) return absl::OkStatus();
       if (!(trainer.version == c.base)) return absl::FailedPreconditionError("other version");
-      uint64_t hash = std::hash<std::string>()(trainer.version.hash);
-      for (const uint64_t id : batches_.at(c.step)) hash = Mix(hash, contents_.at(id));
-      trainer.version = {c.step, absl::StrCat(absl::Hex(hash))};
-      trainer.results[c.step] = trainer.version.hash;
+      std::string hash;
+      SimGroup& group = sim_groups_[c.group_epoch];
+      if (c.group_epoch > 0 && group.results.count(c.step) > 0) {
+        hash = group.results.at(c.step);  // whoever went away did so after its part
+      } else {
+        const absl::Status all = AllTakePart(trainer, c.group_epoch);
+        if (!all.ok()) return all;
+        hash = HashOfStep(c, trainer.version);
+      }
+      trainer.version = group.version = {c.step, hash};
+      trainer.results[c.step] = group.results[c.step] = hash;
       return absl::OkStatus();
     });
   }
@@ -369,6 +453,9 @@ class Simulation {
   void Do(const SaveCheckpointNow& c) {
     Serve(c, 100, [this, c](SimMember& trainer) -> absl::Status {
       if (trainer.version.number != c.version) return absl::UnavailableError("other version");
+      if (checkpoint_ == trainer.version) return absl::OkStatus();
+      const absl::Status all = AllTakePart(trainer, c.group_epoch);
+      if (!all.ok()) return all;
       checkpoint_ = trainer.version;
       return absl::OkStatus();
     });
@@ -387,9 +474,11 @@ class Simulation {
   int num_crashes_ = 0;
   bool is_over_ = false;
   std::map<std::string, SimMember> members_;
-  Version checkpoint_;  // on the trainer's disk
+  Version checkpoint_;  // on the trainers' disk
+  std::map<uint64_t, SimGroup> sim_groups_;
   // The journal.
   std::map<std::string, uint64_t> epochs_;
+  uint64_t trainer_epoch_ = 0;
   std::map<uint64_t, Group> groups_;
   std::map<int64_t, std::vector<uint64_t>> batches_;
   std::map<int64_t, double> kl_coefs_;
@@ -413,10 +502,13 @@ TEST_CASE("whatever crashes, every prompt is trained on exactly once") {
   for (uint64_t seed = first; seed < first + count; ++seed) {
     INFO("replay with STRETTO_SIM_SEED=" << seed);
     const int64_t max_staleness = static_cast<int64_t>(seed % 3);
+    const int num_trainers = 1 + static_cast<int>(seed / 3 % 4);
     Simulation simulation({.seed = seed,
                            .max_staleness = max_staleness,
                            .num_generators = 1 + static_cast<int>(seed % 4),
-                           .num_scorers = 1 + static_cast<int>(seed % 2)});
+                           .num_scorers = 1 + static_cast<int>(seed % 2),
+                           .num_trainers = num_trainers,
+                           .min_trainers = seed % 7 < 3 ? num_trainers : 1});
     const std::string end = simulation.Run();
     if (max_staleness == 0) REQUIRE(end == control);
     num_crashes += simulation.num_crashes();

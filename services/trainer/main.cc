@@ -22,9 +22,10 @@ class TrainerProgram final : public Service {
     const int64_t threads =
         context.flags.threads > 0 ? context.flags.threads : run.cluster.trainer_threads;
     ASSIGN_OR_RETURN(host_, OpenModelHost(OptionsOfRun(run, static_cast<int>(threads))));
-    ASSIGN_OR_RETURN(trainer_,
-                     PolicyTrainer::Open(run, host_.get(), context.metrics, Files::Real()));
-    service_ = MakeTrainerService(trainer_.get(), host_.get(), context.fence);
+    seat_ = std::make_unique<GroupSeat>(context.flags.bind);
+    ASSIGN_OR_RETURN(trainer_, PolicyTrainer::Open(run, host_.get(), context.metrics, seat_.get(),
+                                                   Files::Real()));
+    service_ = MakeTrainerService(trainer_.get(), seat_.get(), host_.get(), context.fence);
     weights_service_ = MakeWeightsService(&trainer_->store(), [this](int64_t number) {
       trainer_->delta_encoder().WaitFor(number, kWaitForDeltaMs);
     });
@@ -34,6 +35,13 @@ class TrainerProgram final : public Service {
   std::vector<grpc::Service*> grpc_services() override {
     return {service_.get(), weights_service_.get()};
   }
+
+  void OnServing(const std::string& address) override {
+    seat_->SetHost(address.substr(0, address.rfind(':')));
+  }
+
+  // A step under way would wait for peers, and they for this rank.
+  void Drain(int64_t) override { seat_->Leave(); }
 
   std::optional<Membership> membership() override {
     Membership membership;
@@ -52,6 +60,7 @@ class TrainerProgram final : public Service {
 
  private:
   std::unique_ptr<ModelHost> host_;
+  std::unique_ptr<GroupSeat> seat_;
   std::unique_ptr<PolicyTrainer> trainer_;
   std::unique_ptr<grpc::Service> service_, weights_service_;
 };

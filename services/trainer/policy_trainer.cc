@@ -10,7 +10,6 @@
 #include "engine/formats/export_hf.h"
 #include "services/common/log.h"
 #include "services/trainer/outcome_json.h"
-#include "services/trainer/step_objective.h"
 
 namespace stretto::services {
 using engine::Parameter;
@@ -34,9 +33,11 @@ absl::StatusOr<rl::ObjectiveOptions> ObjectiveOptionsOf(const RunConfig& run) {
   return options;
 }
 
-absl::StatusOr<engine::TrainerOptions> EngineOptionsOf(const RunConfig& run,
-                                                       const ModelHost& host) {
+absl::StatusOr<engine::TrainerOptions> EngineOptionsOf(const RunConfig& run, const ModelHost& host,
+                                                       const std::string& layout) {
   engine::TrainerOptions options;
+  ASSIGN_OR_RETURN(options.parallel.kind, engine::ParseDataParallel(layout));
+  options.parallel.reduction_leaves = run.train.reduction_leaves;
   options.dtype = host.dtype;
   options.max_sequence_length = run.model.max_sequence_length;
   options.temperature =
@@ -57,6 +58,15 @@ absl::StatusOr<engine::TrainerOptions> EngineOptionsOf(const RunConfig& run,
   return options;
 }
 
+// That a group's exchanges have taken so far, waiting for other ranks included.
+double CollectiveSeconds(const engine::Communicator* group) {
+  double seconds = 0;
+  for (int kind = 0; group != nullptr && kind < engine::kNumCollectiveKinds; ++kind) {
+    seconds += group->traffic(static_cast<engine::CollectiveKind>(kind)).seconds;
+  }
+  return seconds;
+}
+
 double SecondsSince(int64_t start_ns) {
   return static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9;
 }
@@ -71,66 +81,69 @@ void LogMismatch(const Mismatch& mismatch, const StepRequest& request, double ma
 }  // namespace
 
 PolicyTrainer::PolicyTrainer(const RunConfig& run, const ModelHost* host, Metrics* metrics,
-                             Files& files)
+                             GroupSeat* seat, Files& files)
     : run_(run),
       host_(host),
       metrics_(metrics),
+      seat_(seat),
       files_(files),
       store_(kMaxVersions),
       encoder_(&store_) {}
 
 absl::StatusOr<std::unique_ptr<PolicyTrainer>> PolicyTrainer::Open(const RunConfig& run,
                                                                    const ModelHost* host,
-                                                                   Metrics* metrics, Files& files) {
-  std::unique_ptr<PolicyTrainer> trainer(new PolicyTrainer(run, host, metrics, files));
+                                                                   Metrics* metrics,
+                                                                   GroupSeat* seat, Files& files) {
+  std::unique_ptr<PolicyTrainer> trainer(new PolicyTrainer(run, host, metrics, seat, files));
+  if (run.cluster.trainers > 1) return trainer;
   absl::MutexLock lock(&trainer->engine_mutex_);
-  RETURN_IF_ERROR(trainer->CreateEngine());
-  RETURN_IF_ERROR(trainer->RestoreOrBegin());
-  const std::string hash = trainer->Publish();
-  LogInfo("policy version ", trainer->engine_->version(), " is ", hash);
+  // Alone there is nothing to divide; the bits are those of every layout.
+  RETURN_IF_ERROR(trainer->OpenEngine("ddp"));
   return trainer;
 }
 
-absl::Status PolicyTrainer::CreateEngine() {
-  ASSIGN_OR_RETURN(const engine::TrainerOptions options, EngineOptionsOf(run_, *host_));
+absl::Status PolicyTrainer::OpenEngine(const std::string& layout) {
+  RETURN_IF_ERROR(CreateEngine(layout));
+  RETURN_IF_ERROR(RestoreOrBegin());
+  ASSIGN_OR_RETURN(const std::string hash, Publish());
+  LogInfo("policy version ", engine_->version(), " is ", hash);
+  return absl::OkStatus();
+}
+
+absl::Status PolicyTrainer::CreateEngine(const std::string& layout) {
+  ASSIGN_OR_RETURN(const engine::TrainerOptions options, EngineOptionsOf(run_, *host_, layout));
   ASSIGN_OR_RETURN(engine_, engine::TrainerEngine::Create(*host_->device, host_->files.config,
-                                                          options, Clock::Real()));
+                                                          options, Clock::Real(), group_.get()));
   absl::MutexLock lock(&state_mutex_);
   state_.num_parameters = engine_->num_parameters();
   return absl::OkStatus();
 }
 
 absl::Status PolicyTrainer::RestoreOrBegin() {
-  const std::string root = JoinPath(run_.run.dir, "checkpoints");
-  std::vector<std::string> folders;
-  if (files_.Exists(root)) {
-    ASSIGN_OR_RETURN(folders, engine::ListCheckpoints(files_, root));
-    // What `latest` names comes first; a folder that is newer was not finished.
-    if (const auto latest = engine::LatestCheckpoint(files_, root); latest.ok()) {
-      folders.push_back(*latest);
-    }
-  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> folders, Candidates());
   absl::Status last;
   std::string notice;
-  for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
-    last = Restore(*folder);
+  for (const std::string& folder : folders) {
+    last = Agreed(Restore(folder));
     if (last.ok()) {
       if (notice.empty()) return absl::OkStatus();
       absl::MutexLock lock(&state_mutex_);
-      state_.notice = absl::StrCat(notice, "; resumed from the older ", *folder);
+      state_.notice = absl::StrCat(notice, "; resumed from the older ", folder);
       return absl::OkStatus();
     }
+    if (group_ != nullptr && !group_->status().ok()) return last;
     // `latest` names one that the list holds as well.
-    if (!absl::StrContains(notice, *folder)) {
-      absl::StrAppend(&notice, notice.empty() ? "" : "; ", "checkpoint ", *folder,
+    if (!absl::StrContains(notice, folder)) {
+      absl::StrAppend(&notice, notice.empty() ? "" : "; ", "checkpoint ", folder,
                       " is damaged and was passed over: ", last.message());
     }
-    LogWarning("checkpoint ", *folder, " cannot be used: ", last.ToString());
+    LogWarning("checkpoint ", folder, " cannot be used: ", last.ToString());
     if (absl::IsInvalidArgument(last)) return last;  // another model: a mistake, not damage
   }
   if (!last.ok()) {
-    return Annotate(last, absl::StrCat("none of the checkpoints in ", root,
-                                       " can be used (move the folder away to begin anew); last"));
+    return Annotate(last, absl::StrCat("none of the checkpoints in ", run_.run.dir,
+                                       "/checkpoints can be used (move the folder away to begin "
+                                       "anew); last"));
   }
   return engine_->LoadModel(*host_->files.tensors);
 }
@@ -149,8 +162,9 @@ absl::Status PolicyTrainer::Restore(const std::string& folder) {
   return absl::OkStatus();
 }
 
-std::string PolicyTrainer::Publish() {
-  const std::shared_ptr<const engine::HostWeights> weights = engine_->GetWeights();
+absl::StatusOr<std::string> PolicyTrainer::Publish() {
+  ASSIGN_OR_RETURN(const std::shared_ptr<const engine::HostWeights> weights,
+                   engine_->GatherWeights());
   engine::Manifest manifest;
   std::vector<engine::SharedBytes> tensors;
   for (const Parameter& parameter : weights->parameters()) {
@@ -162,29 +176,34 @@ std::string PolicyTrainer::Publish() {
   }
   const auto version =
       engine::MakeVersion(weights->version(), std::move(manifest), std::move(tensors));
-  store_.Put(version);
-  encoder_.Encode(version);
+  if (IsFirstRank()) {
+    store_.Put(version);
+    encoder_.Encode(version);
+  }
   absl::MutexLock lock(&state_mutex_);
   state_.version = version->number;
   state_.hash = version->hash;
   return version->hash;
 }
 
-absl::StatusOr<absl::optional<StepOutcome>> PolicyTrainer::Look(
-    int64_t step, int64_t base_version, const std::string& base_hash) const {
+absl::StatusOr<absl::optional<StepOutcome>> PolicyTrainer::Look(const StepRequest& request) const {
+  RETURN_IF_ERROR(CheckGroup(request.group_epoch));
   absl::MutexLock lock(&state_mutex_);
-  if (base_version != step - 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step ", step, " starts from version ", step - 1, ", not ", base_version));
+  if (request.base_version != request.step - 1) {
+    return absl::InvalidArgumentError(absl::StrCat("step ", request.step, " starts from version ",
+                                                   request.step - 1, ", not ",
+                                                   request.base_version));
   }
-  if (step == state_.version && last_outcome_.has_value()) return last_outcome_;
-  if (base_version != state_.version) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "step ", step, " cannot be taken: this trainer is at version ", state_.version));
-  }
-  if (!base_hash.empty() && base_hash != state_.hash) {
+  if (request.step == state_.version && last_outcome_.has_value()) return last_outcome_;
+  if (request.base_version != state_.version) {
     return absl::FailedPreconditionError(
-        absl::StrCat("version ", base_version, " is ", state_.hash, " here, not ", base_hash));
+        absl::StrCat("step ", request.step, " cannot be taken: this trainer is at version ",
+                     state_.version));
+  }
+  if (!request.base_hash.empty() && request.base_hash != state_.hash) {
+    return absl::FailedPreconditionError(absl::StrCat("version ", request.base_version, " is ",
+                                                      state_.hash, " here, not ",
+                                                      request.base_hash));
   }
   return absl::optional<StepOutcome>();
 }
@@ -193,7 +212,7 @@ absl::StatusOr<StepOutcome> PolicyTrainer::TakeStep(const StepRequest& request) 
   absl::MutexLock lock(&engine_mutex_);
   // A repeat waited for the first call, and finds its result here.
   ASSIGN_OR_RETURN(absl::optional<StepOutcome> taken,
-                   Look(request.step, request.base_version, request.base_hash));
+                   Look(request));
   if (taken.has_value()) return *std::move(taken);
   ASSIGN_OR_RETURN(StepOutcome outcome, Compute(request));
   {
@@ -202,6 +221,7 @@ absl::StatusOr<StepOutcome> PolicyTrainer::TakeStep(const StepRequest& request) 
     last_outcome_ = outcome;
   }
   Report(outcome);
+  ReportGroup();
   return outcome;
 }
 
@@ -213,7 +233,9 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   const bool divides = run_.algorithm.advantage_scale == "batch_std";
   const StepObjective step_objective(objective, request.batch, request.base_version,
                                      divides ? AdvantageDivisor(request.batch) : 1.0);
+  const double collective_seconds = CollectiveSeconds(group_.get());
   ASSIGN_OR_RETURN(const engine::StepResult result, engine_->Step(request.batch, step_objective));
+  ASSIGN_OR_RETURN(const StepSums sums, SumsOfAll(request, step_objective));
   const auto& mismatch = step_objective.first_mismatch();
   if (mismatch.has_value() && run_.schedule.numerics == "exact") {
     LogMismatch(*mismatch, request, result.logprob_mismatch_max);
@@ -221,14 +243,14 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   const int64_t publish_ns = Clock::Real().NowNs();
   StepOutcome outcome;
   outcome.version = result.version;
-  outcome.hash = Publish();
+  ASSIGN_OR_RETURN(outcome.hash, Publish());
   outcome.skipped = result.skipped;
   outcome.skip_reason = result.skip_reason;
-  if (!step_objective.error().ok()) {
-    absl::StrAppend(&outcome.skip_reason, " (", step_objective.error().message(), ")");
+  if (!sums.refused.status.ok()) {
+    absl::StrAppend(&outcome.skip_reason, " (", sums.refused.status.message(), ")");
   }
   outcome.num_tokens = result.num_computed_tokens;
-  outcome.metrics = step_objective.sums().Metrics();
+  outcome.metrics = sums.Total().Metrics();
   outcome.metrics["kl_coef"] = options.kl_coef;
   outcome.metrics["entropy"] = result.entropy;
   outcome.metrics["grad_norm"] = result.grad_norm;
@@ -251,6 +273,7 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   outcome.metrics["backward_seconds"] = result.backward_seconds;
   outcome.metrics["optimizer_seconds"] = result.optimizer_seconds;
   outcome.metrics["publish_seconds"] = SecondsSince(publish_ns);
+  outcome.metrics["collective_seconds"] = CollectiveSeconds(group_.get()) - collective_seconds;
   outcome.seconds = SecondsSince(start_ns);
   outcome.metrics["train_seconds"] = outcome.seconds;
   outcome.metrics["train_tokens_per_second"] =
@@ -295,8 +318,10 @@ void PolicyTrainer::ReportQuantizationGap(const StepOutcome& outcome) {
   }
 }
 
-absl::StatusOr<engine::CheckpointInfo> PolicyTrainer::Save(const std::string& extra_json) {
+absl::StatusOr<engine::CheckpointInfo> PolicyTrainer::Save(const std::string& extra_json,
+                                                           uint64_t group_epoch) {
   absl::MutexLock lock(&engine_mutex_);
+  RETURN_IF_ERROR(CheckGroup(group_epoch));
   const std::string root = JoinPath(run_.run.dir, "checkpoints");
   CheckpointExtra extra{.caller_json = extra_json, .last_outcome = {}};
   {
@@ -312,11 +337,13 @@ absl::StatusOr<engine::CheckpointInfo> PolicyTrainer::Save(const std::string& ex
     extra.last_outcome = last_outcome_;
   }
   const int64_t start_ns = Clock::Real().NowNs();
-  ASSIGN_OR_RETURN(
-      engine::CheckpointInfo info,
-      engine::SaveCheckpoint(
-          files_, {.root = root, .keep = std::max<int64_t>(1, run_.train.keep_checkpoints)},
-          *engine_, ToJson(extra)));
+  absl::StatusOr<engine::CheckpointInfo> saved = engine::SaveCheckpoint(
+      files_,
+      {.root = IsFirstRank() ? root : "", .keep = std::max<int64_t>(1, run_.train.keep_checkpoints)},
+      *engine_, ToJson(extra));
+  // Saved is what all have saved: otherwise all are asked again.
+  RETURN_IF_ERROR(Agreed(saved.status()));
+  const engine::CheckpointInfo info = *std::move(saved);
   LogInfo("checkpoint of version ", info.counters.version, " (", info.checkpoint_hash, ") at ",
           info.path, " in ", SecondsSince(start_ns), " s");
   absl::MutexLock state(&state_mutex_);
@@ -350,6 +377,7 @@ absl::StatusOr<int64_t> PolicyTrainer::Export(const std::string& path, const std
                                {"tokenizer_config.json", tokenizer.ToTokenizerConfigJson()}};
   }
   absl::MutexLock lock(&engine_mutex_);
+  if (engine_ == nullptr) return absl::FailedPreconditionError("this trainer is in no group yet");
   engine::TrainerEngine* engine = engine_.get();
   const engine::RowReader read = [engine](const engine::TensorSpec& tensor, int64_t row_begin,
                                           int64_t row_end, DType type, void* dst) -> absl::Status {

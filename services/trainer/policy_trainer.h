@@ -1,6 +1,10 @@
 // The policy in training: the engine with its masters and optimizer, the versions that others may
 // fetch, and the checkpoints. A step is taken once: asking again for the step that was taken last
 // gives its first result. Thread-safe; calls that need the engine run one at a time. Knows no gRPC.
+//
+// A run with several trainers (cluster.trainers) has a group of ranks, of which this is one: it has
+// no engine until it has joined a group, every rank is given the same calls, and rank 0 alone holds
+// versions and writes checkpoints.
 #pragma once
 
 #include <atomic>
@@ -20,12 +24,15 @@
 #include "services/common/metrics.h"
 #include "services/common/model_host.h"
 #include "services/trainer/delta_encoder.h"
+#include "services/trainer/group_seat.h"
+#include "services/trainer/step_objective.h"
 
 namespace stretto::services {
 struct StepRequest {
   int64_t step = 0;          // produces version `step`
   int64_t base_version = 0;  // step − 1
   std::string base_hash;     // empty: not checked
+  uint64_t group_epoch = 0;  // 0: a trainer that is alone
   absl::optional<double> kl_coef;
   engine::TrainBatch batch;
   double reward_mean = 0, reward_std = 0;  // of the batch's completions, for the metrics
@@ -41,9 +48,19 @@ struct StepOutcome {
   int64_t num_tokens = 0;
 };
 
+// A group that this trainer is to join, as rank `rank`.
+struct GroupRequest {
+  engine::GroupTable table;
+  int rank = 0;
+  std::string layout;  // "ddp", "zero1", "zero2", "fsdp"
+  absl::Duration timeout = absl::Seconds(60);
+};
+
 struct TrainerState {
-  int64_t version = 0;
+  int64_t version = -1;  // -1: in no group yet
   std::string hash;
+  uint64_t group_epoch = 0;  // 0: alone
+  int rank = 0, num_ranks = 1;
   std::string restored_extra_json;  // of the checkpoint loaded at start; empty: fresh
   int64_t checkpoint_version = -1;  // newest durable one
   std::string checkpoint_hash;
@@ -56,20 +73,29 @@ class PolicyTrainer {
  public:
   // Restores the newest checkpoint under <run dir>/checkpoints that is whole (damaged ones are
   // named in the log and passed over; if all are damaged that is the error), or begins with the
-  // model. `host` and `metrics` outlive the trainer. Blocks.
+  // model; in a run of several trainers that is left to JoinGroup. `host`, `metrics` and `seat`
+  // outlive the trainer. Blocks.
   static absl::StatusOr<std::unique_ptr<PolicyTrainer>> Open(const RunConfig& run,
                                                              const ModelHost* host,
-                                                             Metrics* metrics, Files& files);
+                                                             Metrics* metrics, GroupSeat* seat,
+                                                             Files& files);
 
-  // The outcome of `step` if it is the one taken last. FAILED_PRECONDITION: neither this one nor
-  // the next is asked for, or the base is another. nullopt: it can be taken now.
-  absl::StatusOr<absl::optional<StepOutcome>> Look(int64_t step, int64_t base_version,
-                                                   const std::string& base_hash) const;
+  // Joins a group for which the seat has been prepared, once the step under way has ended: what was
+  // done in an earlier group is given up, and the newest checkpoint restored, the same on all ranks.
+  // Repeating it gives the state. Blocks until all ranks are there; an error names who isn't.
+  absl::StatusOr<TrainerState> JoinGroup(const GroupRequest& request);
+
+  // The outcome of the request's step if it is the one taken last. FAILED_PRECONDITION: neither
+  // this one nor the next is asked for, or the base or the group is another. nullopt: it can be
+  // taken now.
+  absl::StatusOr<absl::optional<StepOutcome>> Look(const StepRequest& request) const;
   // Blocks for the computation, which is not interrupted.
   absl::StatusOr<StepOutcome> TakeStep(const StepRequest& request);
 
-  // Durable when it returns. `extra_json` comes back in TrainerState::restored_extra_json.
-  absl::StatusOr<engine::CheckpointInfo> Save(const std::string& extra_json);
+  // Durable when it returns. `extra_json` comes back in TrainerState::restored_extra_json. Of a
+  // group's ranks all are asked; the path is empty but on the one that writes.
+  absl::StatusOr<engine::CheckpointInfo> Save(const std::string& extra_json,
+                                              uint64_t group_epoch = 0);
   // A Hugging Face folder. "bf16": the weights of computation, "f32": the masters.
   absl::StatusOr<int64_t> Export(const std::string& path, const std::string& dtype);
 
@@ -78,25 +104,41 @@ class PolicyTrainer {
   DeltaEncoder& delta_encoder() { return encoder_; }
 
  private:
-  PolicyTrainer(const RunConfig& run, const ModelHost* host, Metrics* metrics, Files& files);
-  absl::Status CreateEngine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  PolicyTrainer(const RunConfig& run, const ModelHost* host, Metrics* metrics, GroupSeat* seat,
+                Files& files);
+  absl::Status OpenEngine(const std::string& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::Status CreateEngine(const std::string& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   absl::Status RestoreOrBegin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::StatusOr<std::vector<std::string>> Candidates() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   absl::Status Restore(const std::string& folder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  // In a group: what all ranks have come to, the same on each.
+  absl::Status Agreed(const absl::Status& mine) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  bool IsFirstRank() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_) {
+    return group_ == nullptr || group_->rank() == 0;
+  }
+  absl::Status CheckGroup(uint64_t group_epoch) const;
   // Makes the engine's weights the newest version of the store; its hash.
-  std::string Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::StatusOr<std::string> Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   absl::StatusOr<StepOutcome> Compute(const StepRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::StatusOr<StepSums> SumsOfAll(const StepRequest& request, const StepObjective& objective)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   void Report(const StepOutcome& outcome);
+  void ReportGroup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   void ReportQuantizationGap(const StepOutcome& outcome);
 
   const RunConfig run_;
   const ModelHost* host_;
   Metrics* metrics_;
+  GroupSeat* seat_;
   Files& files_;
   engine::WeightsStore store_;
   DeltaEncoder encoder_;
 
-  absl::Mutex engine_mutex_;  // before state_mutex_
+  mutable absl::Mutex engine_mutex_;  // before state_mutex_
+  // Outlives the engine; null: alone.
+  std::shared_ptr<engine::Communicator> group_ ABSL_GUARDED_BY(engine_mutex_);
   std::unique_ptr<engine::TrainerEngine> engine_ ABSL_GUARDED_BY(engine_mutex_);
 
   mutable absl::Mutex state_mutex_;

@@ -18,6 +18,13 @@ double AdvantageDivisor(const engine::TrainBatch& batch) {
   return rl::BatchScale(advantages);
 }
 
+rl::LossSums StepSums::Total() const {
+  rl::LossSums total;
+  for (const SequenceSums& sequence : sequences) total.Merge(sequence.sums);
+  if (!refused.status.ok()) total.loss = std::nan("");
+  return total;
+}
+
 StepObjective::StepObjective(const rl::Objective& objective, const engine::TrainBatch& batch,
                              int64_t base_version, double advantage_divisor)
     : objective_(objective),
@@ -47,7 +54,7 @@ void StepObjective::Evaluate(const engine::ObjectiveInput& input,
                              .d_entropies_T = output.d_entropy.subspan(begin, size)});
     if (sums.ok()) {
       output.loss += sums->loss;
-      state_.sums.Merge(*sums);
+      state_.step.sequences.push_back({input.completions[i], *sums});
     } else {
       Refuse(input.completions[i], sums.status(), output);
     }
@@ -58,8 +65,9 @@ void StepObjective::Evaluate(const engine::ObjectiveInput& input,
 // The engine skips a step whose loss is not a number.
 void StepObjective::Refuse(const engine::CompletionRef& ref, const absl::Status& status,
                            engine::ObjectiveOutput& output) const {
-  output.loss = state_.sums.loss = std::nan("");
-  if (state_.error.ok()) state_.error = Annotate(status, absl::StrCat("group ", ref.group));
+  output.loss = std::nan("");
+  StepSums::Refusal& refused = state_.step.refused;
+  if (refused.status.ok()) refused = {ref, Annotate(status, absl::StrCat("group ", ref.group))};
 }
 
 void StepObjective::Compare(const engine::CompletionRef& ref,

@@ -25,6 +25,24 @@ struct Mismatch {
 // rl::BatchScale of the advantages of the batch's completions that have tokens.
 double AdvantageDivisor(const engine::TrainBatch& batch);
 
+// What the sequences of a step came to. A rank of a group has those it computed; together they are
+// the step's.
+struct SequenceSums {
+  engine::CompletionRef ref;
+  rl::LossSums sums;
+};
+struct StepSums {
+  struct Refusal {
+    engine::CompletionRef ref;
+    absl::Status status;  // OK: none
+  };
+  std::vector<SequenceSums> sequences;  // in the order of evaluation
+  Refusal refused;                      // the first that the objective refused
+
+  // Their sum, in that order. Something refused: its loss is NaN.
+  rl::LossSums Total() const;
+};
+
 // For one step of one batch. Not thread-safe.
 class StepObjective final : public engine::Objective {
  public:
@@ -36,17 +54,17 @@ class StepObjective final : public engine::Objective {
   void Evaluate(const engine::ObjectiveInput& input,
                 engine::ObjectiveOutput& output) const override;
 
-  const rl::LossSums& sums() const { return state_.sums; }
+  const StepSums& step() const { return state_.step; }
+  rl::LossSums sums() const { return state_.step.Total(); }
   const absl::optional<Mismatch>& first_mismatch() const { return state_.first_mismatch; }
   // What the objective refused first: group, sequence (the completion's index), token and input.
   // Then the step's loss is NaN.
-  const absl::Status& error() const { return state_.error; }
+  const absl::Status& error() const { return state_.step.refused.status; }
 
  private:
   struct State {
-    rl::LossSums sums;
+    StepSums step;
     absl::optional<Mismatch> first_mismatch;
-    absl::Status error;
   };
   void Refuse(const engine::CompletionRef& ref, const absl::Status& status,
               engine::ObjectiveOutput& output) const;

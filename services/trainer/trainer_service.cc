@@ -59,8 +59,41 @@ void ToProto(const StepOutcome& outcome, v1::TrainStepResponse& response) {
 
 class TrainerServiceImpl final : public v1::Trainer::Service {
  public:
-  TrainerServiceImpl(PolicyTrainer* trainer, const ModelHost* host, const Fence* fence)
-      : trainer_(trainer), host_(host), fence_(fence) {}
+  TrainerServiceImpl(PolicyTrainer* trainer, GroupSeat* seat, const ModelHost* host,
+                     const Fence* fence)
+      : trainer_(trainer), seat_(seat), host_(host), fence_(fence) {}
+
+  grpc::Status PrepareGroup(grpc::ServerContext*, const v1::PrepareGroupRequest* request,
+                            v1::PrepareGroupResponse* response) override {
+    if (absl::Status status = Check(request->caller()); !status.ok()) return ToGrpc(status);
+    absl::StatusOr<std::string> address = seat_->Prepare(request->group_epoch());
+    if (!address.ok()) return ToGrpc(address.status());
+    response->set_peer_address(*std::move(address));
+    return grpc::Status::OK;
+  }
+
+  grpc::Status JoinGroup(grpc::ServerContext*, const v1::JoinGroupRequest* request,
+                         v1::JoinGroupResponse* response) override {
+    if (absl::Status status = Check(request->caller()); !status.ok()) return ToGrpc(status);
+    const v1::TrainerGroup& group = request->group();
+    GroupRequest join;
+    join.table.group = request->caller().run_id();
+    join.table.epoch = static_cast<int64_t>(group.epoch());
+    for (const v1::RankAddress& rank : group.ranks()) {
+      join.table.members.push_back({rank.name(), rank.peer_address()});
+    }
+    join.rank = static_cast<int>(request->rank());
+    join.layout = group.layout();
+    join.timeout = absl::Milliseconds(group.collective_timeout_ms());
+    if (join.rank >= join.table.size() || group.collective_timeout_ms() == 0) {
+      return ToGrpc(absl::InvalidArgumentError("a rank of the group and a timeout are expected"));
+    }
+    const absl::StatusOr<TrainerState> state = trainer_->JoinGroup(join);
+    if (!state.ok()) return ToGrpc(state.status());
+    response->mutable_version()->set_number(state->version);
+    response->mutable_version()->set_hash(state->hash);
+    return grpc::Status::OK;
+  }
 
   grpc::Status TrainStep(grpc::ServerContext*, grpc::ServerReader<v1::TrainStepChunk>* reader,
                          v1::TrainStepResponse* response) override {
@@ -71,7 +104,7 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
                               v1::SaveCheckpointResponse* response) override {
     if (absl::Status status = Check(request->caller()); !status.ok()) return ToGrpc(status);
     const int64_t start_ns = Clock::Real().NowNs();
-    const auto info = trainer_->Save(request->extra_json());
+    const auto info = trainer_->Save(request->extra_json(), request->group_epoch());
     if (!info.ok()) return ToGrpc(info.status());
     response->mutable_version()->set_number(info->counters.version);
     const TrainerState state = trainer_->State();
@@ -95,6 +128,9 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
     response->set_checkpoint_hash(state.checkpoint_hash);
     response->set_num_parameters(static_cast<uint64_t>(state.num_parameters));
     response->set_busy_seconds(state.busy_seconds);
+    response->set_group_epoch(state.group_epoch);
+    response->set_rank(static_cast<uint32_t>(state.rank));
+    response->set_num_ranks(static_cast<uint32_t>(state.num_ranks));
     return grpc::Status::OK;
   }
 
@@ -126,9 +162,9 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
     request.step = header.step();
     request.base_version = header.base_version().number();
     request.base_hash = header.base_version().hash();
+    request.group_epoch = header.group_epoch();
     if (header.has_kl_coef()) request.kl_coef = header.kl_coef();
-    ASSIGN_OR_RETURN(const absl::optional<StepOutcome> taken,
-                     trainer_->Look(request.step, request.base_version, request.base_hash));
+    ASSIGN_OR_RETURN(const absl::optional<StepOutcome> taken, trainer_->Look(request));
     if (taken.has_value()) {
       ToProto(*taken, response);
       return absl::OkStatus();
@@ -170,13 +206,14 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
   }
 
   PolicyTrainer* trainer_;
+  GroupSeat* seat_;
   const ModelHost* host_;
   const Fence* fence_;
 };
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeTrainerService(PolicyTrainer* trainer, const ModelHost* host,
-                                                  const Fence* fence) {
-  return std::make_unique<TrainerServiceImpl>(trainer, host, fence);
+std::unique_ptr<grpc::Service> MakeTrainerService(PolicyTrainer* trainer, GroupSeat* seat,
+                                                  const ModelHost* host, const Fence* fence) {
+  return std::make_unique<TrainerServiceImpl>(trainer, seat, host, fence);
 }
 }  // namespace stretto::services

@@ -13,6 +13,6 @@ class Service;
 
 namespace stretto::services {
 // All outlive the service.
-std::unique_ptr<grpc::Service> MakeTrainerService(PolicyTrainer* trainer, const ModelHost* host,
-                                                  const Fence* fence);
+std::unique_ptr<grpc::Service> MakeTrainerService(PolicyTrainer* trainer, GroupSeat* seat,
+                                                  const ModelHost* host, const Fence* fence);
 }  // namespace stretto::services

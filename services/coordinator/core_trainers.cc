@@ -1,0 +1,392 @@
+// The trainers: how their group is formed, lost and formed again, and how it is driven.
+//
+//            all there, or enough and the grace is over
+//   none ──────────────────────────────────────────────> preparing ──> joining ──> ready
+//    ^                                                       │            │          │
+//    └──── a rank fails, is silent, leaves or comes anew; a rank more comes (checkpoint first) ──┘
+//
+// Each attempt has an epoch of its own, higher than all before it in any life of the coordinator.
+// A group begins at the newest checkpoint, is sent the recorded batches up to the run's version
+// again, and goes on: the same bits as if nothing had happened. A run that is to have one trainer
+// has no group: whoever registers is the trainer, at the version it holds.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "rl/staleness.h"
+#include "services/coordinator/core.h"
+
+namespace stretto::services {
+namespace {
+using Phase = TrainerGroup::Phase;
+// Attempts in a row that end with ranks that disagree, or with faults nobody can explain.
+constexpr int64_t kMaxTrainerFailures = 10;
+
+// Whether asking again, of the same trainers or of those that are there then, may help.
+bool MayPass(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsResourceExhausted(status) || absl::IsCancelled(status);
+}
+}  // namespace
+
+TrainerRank* TrainerGroup::Asked(const std::string& member, uint64_t member_epoch,
+                                 uint64_t group_epoch) {
+  if (group_epoch != epoch) return nullptr;
+  for (TrainerRank& rank : ranks) {
+    if (rank.name == member && rank.epoch == member_epoch) return rank.is_asked ? &rank : nullptr;
+  }
+  return nullptr;
+}
+
+bool TrainerGroup::is_busy() const {
+  return std::any_of(ranks.begin(), ranks.end(), [](const TrainerRank& r) { return r.is_asked; });
+}
+
+bool TrainerGroup::Has(const std::string& member) const {
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [&](const TrainerRank& r) { return r.name == member; });
+}
+
+std::string TrainerGroup::Names() const {
+  return absl::StrJoin(ranks, ", ", [](std::string* out, const TrainerRank& rank) {
+    absl::StrAppend(out, rank.name);
+  });
+}
+
+bool TrainerGroup::HoldOneVersion() const {
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [this](const TrainerRank& r) { return r.version == ranks[0].version; });
+}
+
+int64_t Core::NumLiveTrainers() const {
+  return std::count_if(members_.begin(), members_.end(), [](const auto& entry) {
+    return entry.second.pool == PoolKind::kTrainer && entry.second.is_live;
+  });
+}
+
+// How many ranks a new group has to have now: all, less those that have left in good order; after
+// the grace the least that the run allows.
+int64_t Core::NumRanksWanted(int64_t now_ns) const {
+  int64_t num_left = 0;
+  for (const auto& [name, member] : members_) {
+    num_left += member.pool == PoolKind::kTrainer && member.state == "left" ? 1 : 0;
+  }
+  const bool is_late = trainers_.missing_since_ns >= 0 &&
+                       now_ns - trainers_.missing_since_ns >= options_.trainer_grace_ns;
+  return is_late ? options_.min_trainers
+                 : std::max(options_.min_trainers, options_.num_trainers - num_left);
+}
+
+// Whoever was asked and has not answered is not waited for.
+void Core::LoseTrainers(const std::string& why, int64_t now_ns) {
+  if (trainers_.phase == Phase::kNone) return;
+  if (trainers_.phase == Phase::kReady) trainers_.missing_since_ns = now_ns;
+  if (has_group() && !why.empty()) {
+    Note(absl::StrCat("trainers' group ", trainers_.epoch, " ends: ", why));
+  }
+  trainers_.phase = Phase::kNone;
+  trainers_.ranks.clear();
+  trainers_.version = Version();
+}
+
+void Core::FormTrainers(int64_t now_ns) {
+  if (trainers_.phase == Phase::kPreparing || trainers_.phase == Phase::kJoining) return;
+  std::vector<const Member*> there;
+  for (const auto& [name, member] : members_) {
+    if (member.pool == PoolKind::kTrainer && member.is_live && member.not_before_ns <= now_ns &&
+        static_cast<int64_t>(there.size()) < options_.num_trainers) {
+      there.push_back(&member);
+    }
+  }
+  if (trainers_.phase == Phase::kReady) {
+    const bool is_saved = version_.number <= 0 || checkpoint_version_ >= version_.number;
+    if (there.size() <= trainers_.ranks.size() || trainers_.is_busy() || !is_saved ||
+        !(trainers_.version == version_)) {
+      return;
+    }
+    LoseTrainers("a trainer has come and joins", now_ns);
+  }
+  if (there.empty()) return;
+  if (trainers_.missing_since_ns < 0) trainers_.missing_since_ns = now_ns;
+  if (static_cast<int64_t>(there.size()) < NumRanksWanted(now_ns)) return;
+  for (const Member* member : there) {
+    TrainerRank& rank = trainers_.ranks.emplace_back();
+    rank.name = member->name;
+    rank.epoch = member->epoch;
+  }
+  if (!has_group()) {
+    trainers_.phase = Phase::kReady;
+    trainers_.version = there[0]->version;
+    return;
+  }
+  ++trainers_.epoch;
+  trainers_.phase = Phase::kPreparing;
+  Emit(RecordTrainers{trainers_.epoch, trainers_.Names()});
+  for (TrainerRank& rank : trainers_.ranks) {
+    rank.is_asked = true;
+    Emit(PrepareRank{rank.name, rank.epoch, trainers_.epoch});
+  }
+}
+
+void Core::OnRankPrepared(const PrepareRank& asked, const absl::Status& status,
+                          const std::string& peer_address, int64_t now_ns) {
+  TrainerRank* rank = trainers_.Asked(asked.member, asked.epoch, asked.group_epoch);
+  if (IsOver() || rank == nullptr || trainers_.phase != Phase::kPreparing) return;
+  if (!status.ok()) {
+    members_[asked.member].not_before_ns = now_ns + options_.retry_ns;
+    Note(absl::StrCat(asked.member, " does not prepare to train: ", status.message()));
+    LoseTrainers("", now_ns);
+    Advance(now_ns);
+    return;
+  }
+  rank->is_asked = false;
+  rank->peer_address = peer_address;
+  if (trainers_.is_busy()) return;
+  trainers_.phase = Phase::kJoining;
+  JoinRank join;
+  join.group_epoch = trainers_.epoch;
+  for (const TrainerRank& r : trainers_.ranks) join.ranks.push_back({r.name, r.peer_address});
+  for (TrainerRank& r : trainers_.ranks) {
+    r.is_asked = true;
+    join.member = r.name;
+    join.epoch = r.epoch;
+    Emit(join);
+    ++join.rank;
+  }
+  Advance(now_ns);
+}
+
+void Core::OnRankJoined(const JoinRank& asked, const absl::Status& status, const Version& version,
+                        int64_t now_ns) {
+  TrainerRank* rank = trainers_.Asked(asked.member, asked.epoch, asked.group_epoch);
+  if (IsOver() || rank == nullptr || trainers_.phase != Phase::kJoining) return;
+  if (!status.ok()) {
+    members_[asked.member].not_before_ns = now_ns + options_.retry_ns;
+    TrainersFailed(status, absl::StrCat(asked.member, " cannot join"), now_ns);
+    return;
+  }
+  rank->is_asked = false;
+  rank->version = version;
+  if (trainers_.is_busy()) return;
+  if (!trainers_.HoldOneVersion()) {
+    TrainersFailed(RanksDisagree(), "joining", now_ns);
+    return;
+  }
+  if (const absl::Status check = CheckTrainerVersion(version); !check.ok()) {
+    Fail(check);
+    return;
+  }
+  trainers_.phase = Phase::kReady;
+  trainers_.missing_since_ns = -1;
+  SetTrainersVersion(version);
+  Note(absl::StrCat("trainers' group ", trainers_.epoch, " of ", trainers_.ranks.size(), " (",
+                    trainers_.Names(), ") is at version ", version.number));
+  if (version_.number < 0) {
+    version_ = version;
+    versions_[version.number] = version.hash;
+    Emit(RecordVersion{version});
+  }
+  Advance(now_ns);
+}
+
+absl::Status Core::RanksDisagree() const {
+  return absl::FailedPreconditionError(
+      absl::StrCat("ranks hold different weights: ",
+                   absl::StrJoin(trainers_.ranks, ", ", [](std::string* out, const auto& rank) {
+                     absl::StrAppend(out, rank.name, ": version ", rank.version.number, " ",
+                                     rank.version.hash);
+                   })));
+}
+
+void Core::SetTrainersVersion(const Version& version) {
+  trainers_.version = version;
+  for (TrainerRank& rank : trainers_.ranks) {
+    rank.version = version;
+    members_[rank.name].version = version;
+  }
+}
+
+// A call to a trainer has failed: what can pass is tried again, by a new group where there are
+// groups; anything else is the run's failure.
+void Core::TrainersFailed(const absl::Status& status, const std::string& what, int64_t now_ns) {
+  const bool may_differ = absl::IsFailedPrecondition(status) && trainer_failures_ < kMaxTrainerFailures;
+  if (may_differ) ++trainer_failures_;
+  if (!may_differ && !MayPass(status)) {
+    Fail(Annotate(status, what));
+    return;
+  }
+  if (has_group()) {
+    LoseTrainers(absl::StrCat(what, ": ", status.message()), now_ns);
+  } else {
+    for (TrainerRank& rank : trainers_.ranks) rank.is_asked = false;
+    if (may_differ) trainers_.version = Version();  // ask it where it stands
+    Note(absl::StrCat(what, ": ", status.message()));
+  }
+  Advance(now_ns);
+}
+
+// The member that speaks for the trainers (rank 0), if they can be asked for something; or nullptr.
+const Member* Core::Trainer(int64_t now_ns) const {
+  if (trainers_.phase != Phase::kReady) return nullptr;
+  for (const TrainerRank& rank : trainers_.ranks) {
+    if (members_.at(rank.name).not_before_ns > now_ns) return nullptr;
+  }
+  return &members_.at(trainers_.ranks[0].name);
+}
+
+bool Core::TrainerHasVersion() const {
+  return trainers_.phase == Phase::kReady && version_.number >= 0 && trainers_.version == version_;
+}
+
+// One thing at a time: catch up, save, or take the next step.
+void Core::DriveTrainer(int64_t now_ns) {
+  if (!stopping_) FormTrainers(now_ns);
+  if (Trainer(now_ns) == nullptr || trainers_.is_busy()) return;
+  if (trainers_.version.number < 0 || version_.number < 0) {
+    trainer_activity_ = "waiting";
+    TrainerRank& rank = trainers_.ranks[0];
+    rank.is_asked = true;
+    Emit(AskTrainer{rank.name, rank.epoch});
+    return;
+  }
+  // Trainers one step ahead hold a result that was never recorded: asked again, they repeat it.
+  if (!(trainers_.version == version_)) {
+    if (!stopping_) TrainNextStep();
+    return;
+  }
+  const int64_t v = version_.number;
+  const bool is_joined = NumLiveTrainers() > static_cast<int64_t>(trainers_.ranks.size()) && v > 0;
+  const bool is_due =
+      v > checkpoint_version_ &&
+      ((options_.checkpoint_every > 0 && v > 0 && v % options_.checkpoint_every == 0) ||
+       v == options_.num_steps || stopping_ || checkpoint_requested_ || is_joined);
+  if (is_due) {
+    trainer_activity_ = "saving a checkpoint";
+    for (TrainerRank& rank : trainers_.ranks) {
+      rank.is_asked = true;
+      Emit(SaveCheckpointNow{rank.name, rank.epoch, trainers_.epoch, v});
+    }
+    return;
+  }
+  checkpoint_requested_ = false;
+  if (stopping_ || paused_ || v >= options_.num_steps || EvalIsDue()) return;
+  TrainNextStep();
+}
+
+// The groups of a step, in order, once they are all there.
+bool Core::GatherBatch(int64_t step, std::vector<uint64_t>* batch) {
+  for (Group* group : GroupsOf(GroupKind::kTrain, step)) {
+    if (group->state == GroupState::kRejected) continue;
+    if (group->state != GroupState::kScored) return false;
+    if (!rl::WithinStaleness(version_.number, group->min_version, options_.max_staleness)) {
+      ++num_stale_dropped_;
+      Note(absl::StrCat("group ", group->id, " has become too old (version ", group->min_version,
+                        "); it is generated again"));
+      Requeue(group, GroupState::kReady, 0);
+      return false;
+    }
+    batch->push_back(group->id);
+  }
+  return static_cast<int64_t>(batch->size()) >= options_.prompts_per_step;
+}
+
+void Core::TrainNextStep() {
+  const bool is_replay = trainers_.version.number < version_.number;
+  const int64_t step = is_replay ? trainers_.version.number + 1 : version_.number + 1;
+  if (!is_replay && kl_coefs_.count(step) == 0) {
+    std::vector<uint64_t> batch;
+    if (!GatherBatch(step, &batch)) return;
+    kl_coefs_[step] = kl_coef_;
+    Emit(RecordBatch{step, kl_coef_, std::move(batch)});
+  }
+  if (kl_coefs_.count(step) == 0) {
+    Fail(absl::DataLossError(absl::StrCat("the journal has no batch of step ", step)));
+    return;
+  }
+  trainer_activity_ = is_replay ? "repeating a step" : "training";
+  for (TrainerRank& rank : trainers_.ranks) {
+    rank.is_asked = true;
+    Emit(TakeStep{rank.name,
+                  rank.epoch,
+                  trainers_.epoch,
+                  step,
+                  {step - 1, versions_[step - 1]},
+                  kl_coefs_[step],
+                  is_replay});
+  }
+}
+
+bool Core::OnStepTaken(const TakeStep& asked, const absl::Status& status, const Version& version,
+                       double measured_kl, int64_t now_ns) {
+  TrainerRank* rank = trainers_.Asked(asked.member, asked.epoch, asked.group_epoch);
+  if (IsOver() || rank == nullptr || trainers_.phase != Phase::kReady) return false;
+  const std::string what = absl::StrCat("step ", asked.step);
+  if (!status.ok()) {
+    members_[asked.member].not_before_ns = now_ns + options_.retry_ns;
+    TrainersFailed(status, what, now_ns);
+    return false;
+  }
+  if (version.number != asked.step) {
+    Fail(absl::InternalError(
+        absl::StrCat(what, ": ", asked.member, " answered with version ", version.number)));
+    return false;
+  }
+  rank->is_asked = false;
+  rank->version = version;
+  if (trainers_.is_busy()) return false;  // until all have answered
+  if (!trainers_.HoldOneVersion()) {
+    TrainersFailed(RanksDisagree(), what, now_ns);
+    return false;
+  }
+  trainer_failures_ = 0;
+  const auto known = versions_.find(asked.step);
+  if (known != versions_.end() && known->second != version.hash) {
+    Fail(absl::DataLossError(absl::StrCat(what, " taken again gave version hash ", version.hash,
+                                          ", at first it was ", known->second)));
+    return false;
+  }
+  SetTrainersVersion(version);
+  const bool is_new = known == versions_.end();
+  if (is_new) StepRecorded(asked, version, measured_kl);
+  Advance(now_ns);
+  return is_new;
+}
+
+void Core::OnTrainerStatus(const AskTrainer& asked, const absl::Status& status,
+                           const Version& version, int64_t now_ns) {
+  TrainerRank* rank = trainers_.Asked(asked.member, asked.epoch, trainers_.epoch);
+  if (IsOver() || rank == nullptr || trainers_.phase != Phase::kReady) return;
+  rank->is_asked = false;
+  if (!status.ok() || version.number < 0) {
+    members_[asked.member].not_before_ns = now_ns + options_.retry_ns;
+  } else if (const absl::Status check = CheckTrainerVersion(version); !check.ok()) {
+    Fail(check);
+    return;
+  } else {
+    SetTrainersVersion(version);
+    if (version_.number < 0) {
+      version_ = version;
+      versions_[version.number] = version.hash;
+      Emit(RecordVersion{version});
+    }
+  }
+  Advance(now_ns);
+}
+
+void Core::OnCheckpoint(const SaveCheckpointNow& asked, const absl::Status& status,
+                        int64_t now_ns) {
+  TrainerRank* rank = trainers_.Asked(asked.member, asked.epoch, asked.group_epoch);
+  if (IsOver() || rank == nullptr || trainers_.phase != Phase::kReady) return;
+  if (!status.ok()) {
+    members_[asked.member].not_before_ns = now_ns + options_.retry_ns;
+    TrainersFailed(status, absl::StrCat("the checkpoint of version ", asked.version), now_ns);
+    return;
+  }
+  rank->is_asked = false;
+  if (trainers_.is_busy()) return;
+  checkpoint_version_ = asked.version;
+  Emit(RecordCheckpoint{asked.version});
+  Advance(now_ns);
+}
+}  // namespace stretto::services
