@@ -180,7 +180,8 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(cluster, generator_threads, Between(0, 1024), "0: what the machine grants."),
       KEY(cluster, scorer_threads, Between(0, 1024), "0: what the machine grants."),
       KEY(cluster, trainer_threads, Between(0, 1024),
-          "Of each trainer. 0: what the machine grants, shared among the trainers that `stretto up` "
+          "Of each trainer. 0: what the machine grants, shared among the trainers that `stretto "
+          "up` "
           "starts."),
       KEY(cluster, bind, Any(), "Address that services listen on."),
       KEY(cluster, base_port, Between(0, 65535),

@@ -128,6 +128,7 @@ class Coordinator {
   double SessionSeconds() const;
   void PublishStatus();
   void PublishMetrics();
+  void PublishRankMetrics();
   void WriteSummary();
 
   const RunConfig config_;

@@ -402,6 +402,24 @@ void Coordinator::WriteSummary() {
   }
 }
 
+void Coordinator::PublishRankMetrics() {
+  if (config_.cluster.trainers <= 1) return;
+  Metrics& metrics = *parts_.metrics;
+  metrics.gauge("stretto_trainer_group_epoch", "Of the trainers' group, or of the attempt at one.")
+      .Set(static_cast<double>(core_->trainers().epoch));
+  metrics.gauge("stretto_trainer_group_size", "Ranks of the trainers' group.")
+      .Set(static_cast<double>(core_->trainers().ranks.size()));
+  for (const auto& [name, measured] : rank_metrics_) {
+    const auto set = [&](const char* gauge, const char* help, const char* metric) {
+      const auto found = measured.find(metric);
+      if (found != measured.end()) metrics.gauge(gauge, help, {{"rank", name}}).Set(found->second);
+    };
+    set("stretto_rank_step_seconds", "Of the last step on this rank.", "train_seconds");
+    set("stretto_rank_collective_seconds", "Of that, exchanges (overlapped ones included).",
+        "collective_seconds");
+  }
+}
+
 void Coordinator::PublishMetrics() {
   Metrics& metrics = *parts_.metrics;
   metrics.gauge("stretto_step", "Optimizer steps taken.")
@@ -414,6 +432,7 @@ void Coordinator::PublishMetrics() {
       .Set(static_cast<double>(core_->num_rejected()));
   metrics.gauge("stretto_stale_groups", "Groups generated again because they became too old.")
       .Set(static_cast<double>(core_->num_stale_dropped()));
+  PublishRankMetrics();
   std::map<std::string, int> num_live = {{"generator", 0}, {"scorer", 0}, {"trainer", 0}};
   for (const auto& [name, member] : core_->members()) {
     if (member.is_live) ++num_live[PoolName(member.pool)];

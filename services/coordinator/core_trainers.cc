@@ -191,12 +191,11 @@ void Core::OnRankJoined(const JoinRank& asked, const absl::Status& status, const
 }
 
 absl::Status Core::RanksDisagree() const {
-  return absl::FailedPreconditionError(
-      absl::StrCat("ranks hold different weights: ",
-                   absl::StrJoin(trainers_.ranks, ", ", [](std::string* out, const auto& rank) {
-                     absl::StrAppend(out, rank.name, ": version ", rank.version.number, " ",
-                                     rank.version.hash);
-                   })));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "ranks hold different weights: ",
+      absl::StrJoin(trainers_.ranks, ", ", [](std::string* out, const auto& rank) {
+        absl::StrAppend(out, rank.name, ": version ", rank.version.number, " ", rank.version.hash);
+      })));
 }
 
 void Core::SetTrainersVersion(const Version& version) {
@@ -210,7 +209,8 @@ void Core::SetTrainersVersion(const Version& version) {
 // A call to a trainer has failed: what can pass is tried again, by a new group where there are
 // groups; anything else is the run's failure.
 void Core::TrainersFailed(const absl::Status& status, const std::string& what, int64_t now_ns) {
-  const bool may_differ = absl::IsFailedPrecondition(status) && trainer_failures_ < kMaxTrainerFailures;
+  const bool may_differ =
+      absl::IsFailedPrecondition(status) && trainer_failures_ < kMaxTrainerFailures;
   if (may_differ) ++trainer_failures_;
   if (!may_differ && !MayPass(status)) {
     Fail(Annotate(status, what));

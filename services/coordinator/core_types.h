@@ -198,11 +198,11 @@ struct EndRun {
   std::string detail;
 };
 
-using Command = std::variant<RecordMember, RecordGroup, RecordTrainers, RecordBatch, RecordVersion,
-                             RecordCheckpoint, RecordEval, RecordEvent, TokenizePrompts,
-                             GenerateGroup, CancelGenerate, ScoreGroup, PrepareVersion,
-                             CommitVersion, PrepareRank, JoinRank, TakeStep, AskTrainer,
-                             SaveCheckpointNow, EndRun>;
+using Command =
+    std::variant<RecordMember, RecordGroup, RecordTrainers, RecordBatch, RecordVersion,
+                 RecordCheckpoint, RecordEval, RecordEvent, TokenizePrompts, GenerateGroup,
+                 CancelGenerate, ScoreGroup, PrepareVersion, CommitVersion, PrepareRank, JoinRank,
+                 TakeStep, AskTrainer, SaveCheckpointNow, EndRun>;
 
 // What a journal knows of an earlier life of the run.
 struct RestoredRun {

@@ -37,7 +37,7 @@ struct SimMember {
   uint64_t epoch = 0, life = 0;
   Version version;
   Version prepared;
-  std::map<int64_t, std::string> results;  // trainers: version → hash, of this life
+  std::map<int64_t, std::string> results;        // trainers: version → hash, of this life
   uint64_t prepared_epoch = 0, group_epoch = 0;  // ranks
 };
 

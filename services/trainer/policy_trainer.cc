@@ -196,14 +196,12 @@ absl::StatusOr<absl::optional<StepOutcome>> PolicyTrainer::Look(const StepReques
   }
   if (request.step == state_.version && last_outcome_.has_value()) return last_outcome_;
   if (request.base_version != state_.version) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("step ", request.step, " cannot be taken: this trainer is at version ",
-                     state_.version));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", request.step, " cannot be taken: this trainer is at version ", state_.version));
   }
   if (!request.base_hash.empty() && request.base_hash != state_.hash) {
-    return absl::FailedPreconditionError(absl::StrCat("version ", request.base_version, " is ",
-                                                      state_.hash, " here, not ",
-                                                      request.base_hash));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "version ", request.base_version, " is ", state_.hash, " here, not ", request.base_hash));
   }
   return absl::optional<StepOutcome>();
 }
@@ -211,8 +209,7 @@ absl::StatusOr<absl::optional<StepOutcome>> PolicyTrainer::Look(const StepReques
 absl::StatusOr<StepOutcome> PolicyTrainer::TakeStep(const StepRequest& request) {
   absl::MutexLock lock(&engine_mutex_);
   // A repeat waited for the first call, and finds its result here.
-  ASSIGN_OR_RETURN(absl::optional<StepOutcome> taken,
-                   Look(request));
+  ASSIGN_OR_RETURN(absl::optional<StepOutcome> taken, Look(request));
   if (taken.has_value()) return *std::move(taken);
   ASSIGN_OR_RETURN(StepOutcome outcome, Compute(request));
   {
@@ -337,10 +334,11 @@ absl::StatusOr<engine::CheckpointInfo> PolicyTrainer::Save(const std::string& ex
     extra.last_outcome = last_outcome_;
   }
   const int64_t start_ns = Clock::Real().NowNs();
-  absl::StatusOr<engine::CheckpointInfo> saved = engine::SaveCheckpoint(
-      files_,
-      {.root = IsFirstRank() ? root : "", .keep = std::max<int64_t>(1, run_.train.keep_checkpoints)},
-      *engine_, ToJson(extra));
+  absl::StatusOr<engine::CheckpointInfo> saved =
+      engine::SaveCheckpoint(files_,
+                             {.root = IsFirstRank() ? root : "",
+                              .keep = std::max<int64_t>(1, run_.train.keep_checkpoints)},
+                             *engine_, ToJson(extra));
   // Saved is what all have saved: otherwise all are asked again.
   RETURN_IF_ERROR(Agreed(saved.status()));
   const engine::CheckpointInfo info = *std::move(saved);

@@ -81,8 +81,9 @@ class PolicyTrainer {
                                                              Files& files);
 
   // Joins a group for which the seat has been prepared, once the step under way has ended: what was
-  // done in an earlier group is given up, and the newest checkpoint restored, the same on all ranks.
-  // Repeating it gives the state. Blocks until all ranks are there; an error names who isn't.
+  // done in an earlier group is given up, and the newest checkpoint restored, the same on all
+  // ranks. Repeating it gives the state. Blocks until all ranks are there; an error names who
+  // isn't.
   absl::StatusOr<TrainerState> JoinGroup(const GroupRequest& request);
 
   // The outcome of the request's step if it is the one taken last. FAILED_PRECONDITION: neither

@@ -87,11 +87,10 @@ absl::StatusOr<StepSums> PolicyTrainer::SumsOfAll(const StepRequest& request,
                                                   const StepObjective& objective) {
   if (group_ == nullptr) return objective.step();
   const engine::TrainerOptions& options = engine_->options();
-  ASSIGN_OR_RETURN(
-      const std::vector<engine::MicroBatch> micro_batches,
-      engine::CutMicroBatches(request.batch,
-                              {options.micro_batch_tokens, options.max_sequence_length,
-                               engine_->config().vocab_size}));
+  ASSIGN_OR_RETURN(const std::vector<engine::MicroBatch> micro_batches,
+                   engine::CutMicroBatches(request.batch,
+                                           {options.micro_batch_tokens, options.max_sequence_length,
+                                            engine_->config().vocab_size}));
   std::vector<engine::CompletionRef> order;
   for (const engine::MicroBatch& m : micro_batches) {
     order.insert(order.end(), m.completions.begin(), m.completions.end());

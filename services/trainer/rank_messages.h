@@ -19,8 +19,8 @@ absl::StatusOr<std::vector<std::string>> GatherTexts(engine::Communicator& group
 absl::Status AgreeOnStatus(engine::Communicator& group, const absl::Status& mine);
 
 // The sequences that each rank has evaluated, in the order of `order` (all of the step's); what was
-// refused, if anything, is that of the earliest sequence. The same on every rank, and what a trainer
-// that is alone has.
+// refused, if anything, is that of the earliest sequence. The same on every rank, and what a
+// trainer that is alone has.
 absl::StatusOr<StepSums> GatherSums(engine::Communicator& group, const StepSums& mine,
                                     const std::vector<engine::CompletionRef>& order);
 }  // namespace stretto::services

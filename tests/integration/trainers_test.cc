@@ -217,9 +217,9 @@ TEST_CASE("ranks of every layout take the steps of one trainer alone, to the bit
 class Cluster {
  public:
   Cluster(int num_trainers, std::vector<std::string> sets) : run_(Options()) {
-    sets.insert(sets.begin(), {"train.steps=6", "train.checkpoint_every=2", "cluster.lease_ms=1500",
-                               kLeaves, kSmallBatches,
-                               absl::StrCat("cluster.trainers=", num_trainers)});
+    sets.insert(sets.begin(),
+                {"train.steps=6", "train.checkpoint_every=2", "cluster.lease_ms=1500", kLeaves,
+                 kSmallBatches, absl::StrCat("cluster.trainers=", num_trainers)});
     arguments_ = SetArguments(sets);
     for (int i = 0; i < num_trainers; ++i) trainers_.push_back(absl::StrCat("trainer-", i));
   }
