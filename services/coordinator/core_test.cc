@@ -251,6 +251,38 @@ TEST_CASE("the KL coefficient of a step follows what the step before measured") 
   CHECK(finish_step(1) == Approx(0.5 * (1 + 0.2 * 4 / 8)));
 }
 
+TEST_CASE("ranks that come to different weights make no version, and are named") {
+  RestoredRun restored;
+  restored.versions = {{0, "h0"}, {1, "h1"}};
+  restored.kl_coefs = {{1, 0.5}};
+  Core core(Bench::Defaults({.num_trainers = 2}), restored);
+  REQUIRE(core.OnRegister("t0", PoolKind::kTrainer, "t0:1", {-1, ""}, 0).ok());
+  CHECK(Only<PrepareRank>(core.TakeCommands()).empty());  // not all are there
+  REQUIRE(core.OnRegister("t1", PoolKind::kTrainer, "t1:1", {-1, ""}, 0).ok());
+  CHECK_FALSE(core.OnRegister("t2", PoolKind::kTrainer, "t2:1", {-1, ""}, 0).ok());
+  const auto prepare = Only<PrepareRank>(core.TakeCommands());
+  REQUIRE(prepare.size() == 2);
+  for (const auto& p : prepare) core.OnRankPrepared(p, absl::OkStatus(), p.member + ":2", 0);
+  const auto join = Only<JoinRank>(core.TakeCommands());
+  REQUIRE(join.size() == 2);
+  CHECK(join[1].rank == 1);
+  CHECK(join[0].ranks[1].address == "t1:2");
+  for (const auto& j : join) core.OnRankJoined(j, absl::OkStatus(), {0, "h0"}, 0);
+  const auto step = Only<TakeStep>(core.TakeCommands());
+  REQUIRE(step.size() == 2);
+  CHECK_FALSE(core.OnStepTaken(step[0], absl::OkStatus(), {1, "h1"}, 0, 0));
+  CHECK_FALSE(core.OnStepTaken(step[1], absl::OkStatus(), {1, "other"}, 0, 0));
+  const auto after = core.TakeCommands();
+  REQUIRE_FALSE(Only<RecordEvent>(after).empty());
+  const std::string event = Only<RecordEvent>(after)[0].text;
+  CHECK(absl::StrContains(event, "t0: version 1 h1, t1: version 1 other"));
+  REQUIRE(Only<PrepareRank>(after).size() == 2);
+  CHECK(Only<PrepareRank>(after)[0].group_epoch == prepare[0].group_epoch + 1);
+  // What the old group says is late.
+  CHECK_FALSE(core.OnStepTaken(step[1], absl::OkStatus(), {1, "h1"}, 0, 0));
+  CHECK(core.phase() != RunPhase::kFailed);
+}
+
 TEST_CASE("replayed steps must give the recorded hashes") {
   RestoredRun restored;
   restored.versions = {{0, "h0"}, {1, "h1"}};

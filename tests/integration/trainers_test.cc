@@ -17,6 +17,8 @@ namespace stretto::testing {
 namespace {
 using nlohmann::json;
 constexpr int64_t kRunTimeoutMs = 180000;
+// Enough that what a test does at a step comes before the end.
+constexpr int kSteps = 12;
 constexpr char kLeaves[] = "train.reduction_leaves=16";
 constexpr char kSmallBatches[] = "train.micro_batch_tokens=48";
 
@@ -217,9 +219,9 @@ TEST_CASE("ranks of every layout take the steps of one trainer alone, to the bit
 class Cluster {
  public:
   Cluster(int num_trainers, std::vector<std::string> sets) : run_(Options()) {
-    sets.insert(sets.begin(),
-                {"train.steps=6", "train.checkpoint_every=2", "cluster.lease_ms=1500", kLeaves,
-                 kSmallBatches, absl::StrCat("cluster.trainers=", num_trainers)});
+    sets.insert(sets.begin(), {absl::StrCat("train.steps=", kSteps), "train.checkpoint_every=2",
+                               "cluster.lease_ms=1500", kLeaves, kSmallBatches,
+                               absl::StrCat("cluster.trainers=", num_trainers)});
     arguments_ = SetArguments(sets);
     for (int i = 0; i < num_trainers; ++i) trainers_.push_back(absl::StrCat("trainer-", i));
   }
@@ -267,10 +269,22 @@ class Cluster {
     const auto text = Files::Real().ReadAll(run_.run_dir() + "/summary.json");
     const json summary = json::parse(text.value_or(""), nullptr, false);
     REQUIRE(summary.is_object());
-    CHECK(summary["steps"] == 6);
+    CHECK(summary["steps"] == kSteps);
     CHECK(summary["logprob_mismatch_max"] == 0.0);
     return summary;
   }
+  void Set(const std::string& set) {
+    arguments_.push_back("--set");
+    arguments_.push_back(set);
+  }
+  void KillAll() {
+    for (auto& [name, process] : processes_) process.Kill();
+  }
+  std::string LogOf(const std::string& name) const {
+    return Files::Real().ReadAll(run_.LogOf(name)).value_or("");
+  }
+  std::string run_dir() const { return run_.run_dir(); }
+
   std::string FinalHash() { return Finish()["checkpoint_hash"].get<std::string>(); }
 
  private:
@@ -348,6 +362,50 @@ TEST_CASE("a rank that computes no more but keeps its lease ends the step by its
   CHECK(is_named);
   cluster.Of("trainer-1").Signal(SIGCONT);
   CHECK(cluster.FinalHash() == HashAlone());
+}
+
+TEST_CASE("a coordinator that is killed forms a new group in its next life") {
+  Cluster cluster(2, {"cluster.trainer_layout=fsdp"});
+  cluster.StartAll();
+  cluster.AwaitStep(1);
+  cluster.Of("coordinator").Kill();
+  cluster.Start("coordinator");
+  CHECK(cluster.FinalHash() == HashAlone());
+  const std::string log = cluster.LogOf("coordinator");
+  INFO(log);
+  CHECK(log.find("trainers' group 2 of 2") != std::string::npos);
+}
+
+TEST_CASE("a rank that leaves in good order isn't waited for") {
+  Cluster cluster(2, {"cluster.trainer_grace_ms=600000"});
+  cluster.StartAll();
+  cluster.AwaitStep(1);
+  cluster.Of("trainer-0").Signal(SIGTERM);
+  CHECK(cluster.Of("trainer-0").WaitForExit(20000) == 0);
+  CHECK(cluster.FinalHash() == HashAlone());
+  CHECK(cluster.LogOf("coordinator").find("of 1 (trainer-1)") != std::string::npos);
+}
+
+TEST_CASE("all ranks pass over a damaged checkpoint and take the one before") {
+  Cluster cluster(2, {"cluster.trainer_layout=zero1"});
+  cluster.Set("train.steps=4");
+  cluster.StartAll();
+  REQUIRE(cluster.Of("coordinator").WaitForExit(kRunTimeoutMs) == 0);
+  cluster.KillAll();
+  const std::string masters = cluster.run_dir() + "/checkpoints/step-00000004/masters.safetensors";
+  std::string bytes = Files::Real().ReadAll(masters).value_or("");
+  REQUIRE(bytes.size() > 1000);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  REQUIRE_OK(Files::Real().WriteAtomically(masters, bytes));
+  cluster.Set(absl::StrCat("train.steps=", kSteps));
+  cluster.StartAll();
+  CHECK(cluster.FinalHash() == HashAlone());
+  for (const char* name : {"trainer-0", "trainer-1"}) {
+    const std::string log = cluster.LogOf(name);
+    INFO(log);
+    CHECK(log.find("step-00000004 cannot be used") != std::string::npos);
+    CHECK(log.find("masters.safetensors") != std::string::npos);
+  }
 }
 
 TEST_CASE("ranks and leaves that don't fit are refused where they stand") {
