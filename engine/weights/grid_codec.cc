@@ -8,110 +8,119 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/weights/change_table.h"
 #include "engine/weights/grid_scan.h"
 #include "engine/weights/range_coder.h"
+#include "engine/weights/step_model.h"
 #include "engine/weights/varint.h"
 
 namespace stretto::engine {
 namespace {
-constexpr size_t kPiece = 1 << 14;  // elements that are compared at a time
+constexpr size_t kPiece = 4096;  // elements
+constexpr size_t kMaxGroups = kPiece / kGroup;
+constexpr int kMaxWindowLog = 7;  // of groups: a piece
+static_assert(kMaxGroups == 1 << kMaxWindowLog);
 constexpr size_t kCountEvery = 16;  // pieces of kCountRun elements of which one is counted
 constexpr size_t kCountRun = 256;
-constexpr int kUnary = 15;  // of grid steps
 
 absl::Status Corrupt(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("delta: ", what));
 }
 
-// t(x) = 1 − 2^(−x/kHalfLife) in units of 2^−kFrequencyBits, from integers alone.
-class ChangeTable {
- public:
-  static const ChangeTable& Get() {
-    static const ChangeTable& table = *new ChangeTable;
-    return table;
-  }
-  uint32_t operator[](uint64_t x) const { return table_[x]; }
-  // The largest x with table[x] <= at.
-  uint32_t Find(uint32_t at) const {
-    uint32_t x = coarse_[at >> kCoarseShift];
-    while (table_[x + 1] <= at) ++x;
-    return x;
-  }
-
- private:
-  ChangeTable() : table_(kMostHazard + 2), coarse_(1 << kCoarseBits) {
-    constexpr uint64_t kFactor = 18445183311048607332u;  // 2^64 · 2^(−1/kHalfLife), rounded
-    uint64_t power = ~uint64_t{0};
-    for (uint32_t x = 0; x <= kMostHazard; ++x) {
-      table_[x] = static_cast<uint32_t>((~power) >> (64 - kFrequencyBits));
-      power = static_cast<uint64_t>((static_cast<unsigned __int128>(power) * kFactor) >> 64);
-    }
-    table_[kMostHazard + 1] = ~uint32_t{0};
-    uint32_t x = 0;
-    for (uint32_t i = 0; i < coarse_.size(); ++i) {
-      while (table_[x + 1] <= i << kCoarseShift) ++x;
-      coarse_[i] = x;
-    }
-  }
-  static constexpr int kCoarseBits = 14, kCoarseShift = kFrequencyBits - kCoarseBits;
-  std::vector<uint32_t> table_, coarse_;
-};
-
 constexpr uint32_t kOne = 1u << kFrequencyBits;
 
-// Elements [begin, end) of which at most one is said to change at a time.
-struct Window {
-  Window(const Hazards& hazards, absl::Span<const uint16_t> elements, size_t from) : begin(from) {
-    uint64_t rest = kHalfLife;
-    // More elements than this never add up to so little unless most hazards are 0.
-    end = from + WalkHazards(hazards, elements.subspan(from, kLongest), rest);
-    hazard = kHalfLife - rest;
-    if (end == from) hazard = hazards.Of(elements[end++]);
-  }
-  size_t begin, end;
-  uint64_t hazard;
+// What both sides know beforehand.
+struct Plan {
+  Hazards hazards;
+  int window_log = 0;
 
- private:
-  static constexpr size_t kLongest = 1 << 14;
+  size_t WindowGroups() const { return size_t{1} << window_log; }
 };
 
 // What both sides learn on the way.
 struct Models {
-  AdaptiveBit negative[2];  // by the weight's sign
-  std::array<std::array<AdaptiveBit, kUnary>, kNumClasses> larger;
+  std::array<AdaptiveBit, kNumClasses> dense_changed;
+  StepModel step;
 };
 
-int BitLength(uint64_t value) { return value == 0 ? 0 : 64 - __builtin_clzll(value); }
+// A way through one piece, from change to change within a window; hazards are counted from the
+// beginning of the window.
+class Walk {
+ public:
+  Walk(const Hazards& hazards, absl::Span<const uint16_t> piece)
+      : hazards_(hazards), piece_(piece) {
+    SumGroups(hazards, piece, sums_.data());
+  }
+  size_t num_groups() const { return (piece_.size() + kGroup - 1) / kGroup; }
 
-void EncodeStep(RangeEncoder& coder, Models& models, int c, uint16_t weight, int64_t step) {
-  coder.EncodeBit(models.negative[weight >> 15], step < 0);
-  const auto more = static_cast<uint64_t>((step < 0 ? -step : step) - 1);
-  for (int i = 0; i < kUnary; ++i) {
-    const bool larger = more > static_cast<uint64_t>(i);
-    coder.EncodeBit(models.larger[c][i], larger);
-    if (!larger) return;
+  void StartWindow(size_t group, size_t num) {
+    group_ = group;
+    before_group_ = begin_ = total_ = 0;
+    at_ = group * kGroup;
+    window_end_ = std::min(piece_.size(), (group + num) * kGroup);
+    const size_t end = std::min(num_groups(), group + num);
+    for (size_t g = group; g < end; ++g) total_ += sums_[g];
+    StartStretch();
   }
-  const uint64_t rest = more - kUnary + 1;  // > 0
-  const int length = BitLength(rest);
-  coder.EncodeEven(0, length - 1);
-  coder.EncodeEven(rest, length);
-}
+  bool AtEnd() const { return begin_ == total_; }
 
-// 0 for what no encoder writes.
-int64_t DecodeStep(RangeDecoder& coder, Models& models, int c, uint16_t weight) {
-  const bool negative = coder.DecodeBit(models.negative[weight >> 15]);
-  uint64_t size = 1;
-  for (int i = 0; i < kUnary; ++i) {
-    if (!coder.DecodeBit(models.larger[c][i])) return negative ? -static_cast<int64_t>(size) : size;
-    ++size;
+  // Of the stretch from the last change on, of which one symbol tells.
+  uint32_t hazard() const { return hazard_; }
+  size_t stretch_end() const { return stretch_end_; }
+  void SkipStretch() {
+    at_ = stretch_end_;
+    begin_ += hazard_;
+    StartStretch();
   }
-  int zeros = 0;
-  while (coder.DecodeEven(1) == 0) {
-    if (++zeros > 16) return 0;
+
+  struct Place {
+    uint32_t begin, size;  // hazards before it from the last change on, and its own
+  };
+  // Of element i of the stretch.
+  Place PlaceOf(size_t i) {
+    while (i >= (group_ + 1) * kGroup) before_group_ += sums_[group_++];
+    uint32_t before = before_group_;
+    for (size_t j = group_ * kGroup; j < i; ++j) before += hazards_.Of(piece_[j]);
+    return {before - begin_, hazards_.Of(piece_[i])};
   }
-  size += (uint64_t{1} << zeros | coder.DecodeEven(zeros)) - 1;
-  return negative ? -static_cast<int64_t>(size) : static_cast<int64_t>(size);
-}
+  // The element at hazard x < hazard() of the stretch.
+  size_t Find(uint32_t x, Place& place) {
+    const uint32_t target = begin_ + x;
+    while (before_group_ + sums_[group_] <= target) before_group_ += sums_[group_++];
+    size_t i = group_ * kGroup;
+    uint32_t before = before_group_, own = hazards_.Of(piece_[i]);
+    while (before + own <= target) {
+      before += own;
+      own = hazards_.Of(piece_[++i]);
+    }
+    place = {before - begin_, own};
+    return i;
+  }
+  void Take(size_t i, const Place& place) {
+    begin_ += place.begin + place.size;
+    at_ = i + 1;
+    StartStretch();
+  }
+
+ private:
+  void StartStretch() {
+    hazard_ = total_ - begin_;
+    stretch_end_ = window_end_;
+    if (hazard_ <= ChangeTable::kMostOfStretch) return;
+    hazard_ = 0;
+    for (stretch_end_ = at_; stretch_end_ < window_end_; ++stretch_end_) {
+      const uint32_t own = hazards_.Of(piece_[stretch_end_]);
+      if (hazard_ + own > ChangeTable::kMostOfStretch) break;
+      hazard_ += own;
+    }
+  }
+
+  const Hazards& hazards_;
+  const absl::Span<const uint16_t> piece_;
+  std::array<uint32_t, kMaxGroups> sums_;
+  size_t group_ = 0, at_ = 0, window_end_ = 0, stretch_end_ = 0;
+  uint32_t before_group_ = 0, begin_ = 0, total_ = 0, hazard_ = 0;
+};
 
 // Counts of elements by exponent.
 using Counts = std::array<uint64_t, 256>;
@@ -131,145 +140,233 @@ Counts EstimateCounts(absl::Span<const uint16_t> elements) {
   return counts;
 }
 
-Hazards FindHazards(absl::Span<const uint16_t> base, absl::Span<const uint32_t> changed) {
-  const Counts all = EstimateCounts(base);
-  Counts changes = {};
-  for (uint32_t i : changed) ++changes[base[i] >> 7 & 0xff];
-  Hazards hazards;
-  // The last class is the largest exponent of which there are more than a few.
+// The exponent of the first class: the last is the largest of which there are more than a few.
+uint8_t FirstExponent(const Counts& all, const Counts& changes, size_t size) {
   int last = 255;
   for (uint64_t above = 0; last > kNumClasses - 1; --last) {
     above += std::max(all[last], changes[last]);
-    if (above * 4096 > base.size()) break;
+    if (above * 4096 > size) break;
   }
-  hazards.first_exponent = static_cast<uint8_t>(last - (kNumClasses - 1));
+  return static_cast<uint8_t>(last - (kNumClasses - 1));
+}
+
+uint8_t CodeOf(uint64_t moved, uint64_t total) {
+  if (moved == 0) return 0;
+  const double of = static_cast<double>(std::max(total, moved));
+  const double stay = std::max(1.0 - static_cast<double>(moved) / of, 0.25 / of);
+  const double hazard = std::max(1.0, -std::log2(stay) * kHalfLife);
+  uint8_t code = 1;
+  while (code < kMostHazardCode && (HazardOfCode(code) + HazardOfCode(code + 1)) * 0.5 < hazard) {
+    ++code;
+  }
+  return code < kMostHazardCode ? code : kDenseCode;
+}
+
+Plan MakePlan(absl::Span<const uint16_t> base, absl::Span<const uint32_t> changed) {
+  const Counts all = EstimateCounts(base);
+  Counts changes = {};
+  for (uint32_t i : changed) ++changes[base[i] >> 7 & 0xff];
+  const uint8_t first = FirstExponent(all, changes, base.size());
+  std::array<uint8_t, kNumClasses> codes = {};
+  const Hazards classes(first, codes);
   std::array<uint64_t, kNumClasses> total = {}, moved = {};
   for (int e = 0; e < 256; ++e) {
-    const int c = hazards.ClassOf(static_cast<uint16_t>(e << 7));
+    const int c = classes.ClassOf(static_cast<uint16_t>(e << 7));
     total[c] += all[e];
     moved[c] += changes[e];
   }
+  double hazard = 0;
   for (int c = 0; c < kNumClasses; ++c) {
-    if (moved[c] == 0) continue;
-    const double of = static_cast<double>(std::max(total[c], moved[c]));
-    const double stay = std::max(1.0 - static_cast<double>(moved[c]) / of, 0.25 / of);
-    const double hazard = std::round(-std::log2(stay) * kHalfLife);
-    hazards.SetClass(c, static_cast<uint32_t>(std::clamp(hazard, 1.0, double{kMostHazard})));
+    codes[c] = CodeOf(moved[c], total[c]);
+    if (codes[c] == kDenseCode || codes[c] == 0) continue;
+    hazard += static_cast<double>(total[c]) * HazardOfCode(codes[c]);
   }
-  return hazards;
+  Plan plan{Hazards(first, codes)};
+  // About one change in two windows.
+  double window = hazard / static_cast<double>(base.size()) * kGroup;
+  while (plan.window_log < kMaxWindowLog && window * 2 <= kHalfLife) {
+    window *= 2;
+    ++plan.window_log;
+  }
+  return plan;
 }
-}  // namespace
 
-Bytes EncodeGrid(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next) {
-  if (base.size() > UINT32_MAX) return {};
-  std::vector<uint32_t> changed;
-  for (size_t begin = 0; begin < base.size(); begin += kPiece) {
-    FindChanges(base.subspan(begin, kPiece), next.subspan(begin, kPiece), begin, changed);
-  }
-  const Hazards hazards = FindHazards(base, changed);
-  Bytes out;
-  PutVarint(out, changed.size());
-  out.push_back(hazards.first_exponent);
-  for (int c = 0; c < kNumClasses; ++c) PutVarint(out, hazards.OfClass(c));
-  const ChangeTable& table = ChangeTable::Get();
-  Models models;
-  Bytes coded;
-  RangeEncoder coder(&coded);
-  size_t from = 0;
-  for (uint32_t i : changed) {
-    Window window(hazards, base, from);
-    for (; i >= window.end; window = Window(hazards, base, window.end)) {
-      coder.Encode(table[window.hazard], kOne - table[window.hazard]);
+class GridEncoder {
+ public:
+  GridEncoder(const Plan& plan, absl::Span<const uint16_t> base, absl::Span<const uint16_t> next,
+              absl::Span<const uint32_t> changed, Bytes* out)
+      : plan_(plan), base_(base), next_(next), changed_(changed), coder_(out) {}
+
+  void Run() {
+    for (size_t begin = 0; begin < base_.size(); begin += kPiece) {
+      const absl::Span<const uint16_t> piece = base_.subspan(begin, kPiece);
+      if (plan_.hazards.any_dense) Dense(begin, piece);
+      Sparse(begin, piece);
     }
-    const int c = hazards.ClassOf(base[i]);
-    const uint64_t begin = SumHazards(hazards, base.subspan(window.begin, i - window.begin));
-    coder.Encode(table[begin], table[begin + hazards.OfClass(c)] - table[begin]);
-    EncodeStep(coder, models, c, base[i], ToGrid(next[i]) - ToGrid(base[i]));
-    from = i + 1;
+    coder_.Finish();
   }
-  coder.Finish();
-  PutVarint(out, coded.size());
-  out.insert(out.end(), coded.begin(), coded.end());
-  return out;
-}
 
-namespace {
+ private:
+  void Dense(size_t begin, absl::Span<const uint16_t> piece) {
+    dense_.clear();
+    FindDense(plan_.hazards, piece, begin, dense_);
+    for (const uint32_t i : dense_) {
+      const int c = plan_.hazards.ClassOf(base_[i]);
+      const bool moved = base_[i] != next_[i];
+      coder_.EncodeBit(models_.dense_changed[c], moved);
+      if (moved) Step(i, c);
+    }
+  }
+
+  void Sparse(size_t begin, absl::Span<const uint16_t> piece) {
+    Walk walk(plan_.hazards, piece);
+    for (size_t g = 0; g < walk.num_groups(); g += plan_.WindowGroups()) {
+      for (walk.StartWindow(g, plan_.WindowGroups()); !walk.AtEnd();) Symbol(begin, walk);
+    }
+  }
+
+  void Symbol(size_t begin, Walk& walk) {
+    while (next_change_ < changed_.size() && IsDense(changed_[next_change_])) ++next_change_;
+    const bool any =
+        next_change_ < changed_.size() && changed_[next_change_] < begin + walk.stretch_end();
+    if (!any) {
+      const uint32_t none = table_[walk.hazard()];
+      coder_.Encode(none, kOne - none);
+      return walk.SkipStretch();
+    }
+    const uint32_t i = changed_[next_change_++];
+    const Walk::Place place = walk.PlaceOf(i - begin);
+    const uint32_t from = table_[place.begin];
+    coder_.Encode(from, table_[place.begin + place.size] - from);
+    Step(i, plan_.hazards.ClassOf(base_[i]));
+    walk.Take(i - begin, place);
+  }
+
+  bool IsDense(uint32_t i) const {
+    return plan_.hazards.any_dense && plan_.hazards.dense[plan_.hazards.ClassOf(base_[i])] != 0;
+  }
+  void Step(uint32_t i, int c) {
+    models_.step.Encode(coder_, c, base_[i], ToGrid(next_[i]) - ToGrid(base_[i]));
+  }
+
+  const Plan& plan_;
+  const absl::Span<const uint16_t> base_, next_;
+  const absl::Span<const uint32_t> changed_;
+  const ChangeTable& table_ = ChangeTable::Get();
+  RangeEncoder coder_;
+  Models models_;
+  std::vector<uint32_t> dense_;
+  size_t next_change_ = 0;
+};
+
 class GridDecoder {
  public:
-  GridDecoder(absl::Span<const uint16_t> base, const Hazards& hazards,
-              absl::Span<const uint8_t> coded, absl::Span<uint16_t> out)
-      : base_(base), hazards_(hazards), coder_(coded), out_(out) {}
+  GridDecoder(const Plan& plan, absl::Span<const uint16_t> base, absl::Span<const uint8_t> coded,
+              absl::Span<uint16_t> out)
+      : plan_(plan), base_(base), coder_(coded), out_(out) {}
 
   absl::Status Run(uint64_t count) {
-    for (; count > 0; --count) RETURN_IF_ERROR(Change());
-    CopyTo(base_.size());
+    for (size_t begin = 0; begin < base_.size(); begin += kPiece) {
+      const absl::Span<const uint16_t> piece = base_.subspan(begin, kPiece);
+      std::memcpy(out_.data() + begin, piece.data(), piece.size() * sizeof(uint16_t));
+      if (plan_.hazards.any_dense) Dense(begin, piece);
+      Sparse(begin, piece);
+      if (off_grid_) return Corrupt("a step leads off the grid");
+    }
+    if (num_changes_ != count) return Corrupt("another number of changes than it says");
     if (!coder_.AtEnd()) return Corrupt("more bytes than its changes need");
     return absl::OkStatus();
   }
 
  private:
-  absl::Status Change() {
-    while (at_ < base_.size()) {
-      const Window window(hazards_, base_, at_);
-      CopyTo(window.end);
-      const uint32_t symbol = coder_.Peek();
-      const uint32_t none = table_[window.hazard];
-      if (symbol < none) return ChangeWithin(window, symbol);
-      coder_.Take(none, kOne - none);
-      at_ = window.end;
+  void Dense(size_t begin, absl::Span<const uint16_t> piece) {
+    dense_.clear();
+    FindDense(plan_.hazards, piece, begin, dense_);
+    for (const uint32_t i : dense_) {
+      if (coder_.DecodeBit(models_.dense_changed[plan_.hazards.ClassOf(base_[i])])) Step(i);
     }
-    return Corrupt("a change lies outside the tensor");
   }
 
-  absl::Status ChangeWithin(const Window& window, uint32_t symbol) {
-    const uint32_t place_of_symbol = table_.Find(symbol);
-    uint64_t rest = place_of_symbol;
-    at_ += WalkHazards(hazards_, base_.subspan(at_, window.end - at_), rest);
-    const int c = hazards_.ClassOf(base_[at_]);
-    const uint64_t begin = place_of_symbol - rest;
-    coder_.Take(table_[begin], table_[begin + hazards_.OfClass(c)] - table_[begin]);
-    const int64_t step = DecodeStep(coder_, models_, c, base_[at_]);
-    const int64_t place = ToGrid(base_[at_]) + step;
-    if (step == 0 || place < 0 || place > UINT16_MAX) return Corrupt("a step leads off the grid");
-    CopyTo(at_ + 1);
-    out_[at_++] = FromGrid(static_cast<uint16_t>(place));
-    return absl::OkStatus();
+  void Sparse(size_t begin, absl::Span<const uint16_t> piece) {
+    Walk walk(plan_.hazards, piece);
+    for (size_t g = 0; g < walk.num_groups(); g += plan_.WindowGroups()) {
+      for (walk.StartWindow(g, plan_.WindowGroups()); !walk.AtEnd();) Symbol(begin, walk);
+    }
   }
 
-  void CopyTo(size_t end) {
-    if (end <= copied_) return;
-    std::memcpy(out_.data() + copied_, base_.data() + copied_, (end - copied_) * sizeof(uint16_t));
-    copied_ = end;
+  void Symbol(size_t begin, Walk& walk) {
+    const uint32_t none = table_[walk.hazard()];
+    const uint32_t symbol = coder_.Peek();
+    if (symbol >= none) {
+      coder_.Take(none, kOne - none);
+      return walk.SkipStretch();
+    }
+    Walk::Place place;
+    const size_t i = walk.Find(table_.Find(symbol), place);
+    const uint32_t from = table_[place.begin];
+    coder_.Take(from, table_[place.begin + place.size] - from);
+    Step(begin + i);
+    walk.Take(i, place);
   }
 
+  void Step(size_t i) {
+    const uint16_t weight = base_[i];
+    const int64_t step = models_.step.Decode(coder_, plan_.hazards.ClassOf(weight), weight);
+    const int64_t place = ToGrid(weight) + step;
+    off_grid_ |= place < 0 || place > UINT16_MAX;
+    out_[i] = FromGrid(static_cast<uint16_t>(place));
+    ++num_changes_;
+  }
+
+  const Plan& plan_;
   const absl::Span<const uint16_t> base_;
-  const Hazards& hazards_;
   const ChangeTable& table_ = ChangeTable::Get();
   RangeDecoder coder_;
   Models models_;
   const absl::Span<uint16_t> out_;
-  size_t at_ = 0, copied_ = 0;
+  std::vector<uint32_t> dense_;
+  uint64_t num_changes_ = 0;
+  bool off_grid_ = false;
 };
 }  // namespace
+
+Bytes EncodeGrid(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next) {
+  if (base.size() > UINT32_MAX) return {};
+  std::vector<uint32_t> changed;
+  FindChanges(base, next, 0, changed);
+  const Plan plan = MakePlan(base, changed);
+  Bytes out;
+  PutVarint(out, changed.size());
+  out.push_back(plan.hazards.first_exponent);
+  out.insert(out.end(), plan.hazards.codes.begin(), plan.hazards.codes.end());
+  out.push_back(static_cast<uint8_t>(plan.window_log));
+  Bytes coded;
+  GridEncoder(plan, base, next, changed, &coded).Run();
+  PutVarint(out, coded.size());
+  out.insert(out.end(), coded.begin(), coded.end());
+  return out;
+}
 
 absl::Status DecodeGrid(absl::Span<const uint16_t> base, absl::Span<const uint8_t> bytes,
                         absl::Span<uint16_t> out) {
   uint64_t count = 0;
-  if (!GetVarint(bytes, count) || bytes.empty()) return Corrupt("its header is cut off");
-  if (count == 0 || count > base.size()) return Corrupt("an impossible number of changes");
-  Hazards hazards;
-  hazards.first_exponent = bytes[0];
-  bytes.remove_prefix(1);
-  for (int c = 0; c < kNumClasses; ++c) {
-    uint64_t hazard = 0;
-    if (!GetVarint(bytes, hazard)) return Corrupt("its header is cut off");
-    if (hazard > kMostHazard) return Corrupt("an impossible hazard");
-    hazards.SetClass(c, static_cast<uint32_t>(hazard));
+  if (!GetVarint(bytes, count) || bytes.size() < kNumClasses + 2) {
+    return Corrupt("its header is cut off");
   }
+  if (count == 0 || count > base.size()) return Corrupt("an impossible number of changes");
+  std::array<uint8_t, kNumClasses> codes;
+  std::copy_n(bytes.begin() + 1, kNumClasses, codes.begin());
+  for (const uint8_t code : codes) {
+    if (code > kMostHazardCode && code != kDenseCode) return Corrupt("an impossible hazard");
+  }
+  const int window_log = bytes[kNumClasses + 1];
+  if (window_log > kMaxWindowLog) return Corrupt("an impossible window");
+  const Plan plan{Hazards(bytes[0], codes), window_log};
+  bytes.remove_prefix(kNumClasses + 2);
   uint64_t size = 0;
   if (!GetVarint(bytes, size)) return Corrupt("its header is cut off");
   if (size != bytes.size()) return Corrupt("it is cut off or followed by something else");
   if (!bytes.empty() && bytes.back() == 0) return Corrupt("more bytes than its changes need");
-  return GridDecoder(base, hazards, bytes, out).Run(count);
+  return GridDecoder(plan, base, bytes, out).Run(count);
 }
 }  // namespace stretto::engine

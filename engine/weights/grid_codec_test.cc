@@ -1,5 +1,6 @@
 #include "engine/weights/grid_codec.h"
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <map>
@@ -99,38 +100,59 @@ TEST_CASE("a range coder gives back its symbols") {
   }
 }
 
-TEST_CASE("sums and walks of hazards agree with one element after another") {
+TEST_CASE("sums of hazards, dense elements and changes agree with one element after another") {
   PhiloxStream random(testing::Seed(), 1);
   INFO("seed " << testing::Seed());
   for (int round = 0; round < 300; ++round) {
-    Hazards hazards;
-    hazards.first_exponent = static_cast<uint8_t>(random.Below(250));
-    for (int c = 0; c < kNumClasses; ++c) {
-      hazards.SetClass(c, random.Below(4) == 0 ? 0 : static_cast<uint32_t>(random.Below(65536)));
+    std::array<uint8_t, kNumClasses> codes;
+    for (uint8_t& code : codes) {
+      code = random.Below(4) == 0 ? kDenseCode
+                                  : static_cast<uint8_t>(random.Below(kMostHazardCode + 1));
     }
-    Weights weights(random.Below(200));
+    const Hazards hazards(static_cast<uint8_t>(random.Below(250)), codes);
+    Weights weights(random.Below(9000));
     for (uint16_t& w : weights) w = static_cast<uint16_t>(random.NextU32());
-    uint64_t sum = 0;
-    for (uint16_t w : weights) sum += hazards.Of(w);
-    CHECK(SumHazards(hazards, weights) == sum);
-    const uint64_t target = random.Below(sum + 2);
-    uint64_t rest = target, expected_rest = target;
-    size_t expected = 0;
-    while (expected < weights.size() && hazards.Of(weights[expected]) <= expected_rest) {
-      expected_rest -= hazards.Of(weights[expected++]);
-    }
-    CHECK(WalkHazards(hazards, weights, rest) == expected);
-    CHECK(rest == expected_rest);
+    std::vector<uint32_t> sums((weights.size() + kGroup - 1) / kGroup), expected_sums(sums.size());
+    std::vector<uint32_t> dense, expected_dense, changed, expected_changed;
     Weights other = weights;
-    std::vector<uint32_t> changed, found;
-    for (size_t i = 0; i < other.size(); ++i) {
+    for (uint32_t i = 0; i < weights.size(); ++i) {
+      const uint8_t code = codes[static_cast<size_t>(hazards.ClassOf(weights[i]))];
+      const bool is_dense = code == kDenseCode;
+      if (is_dense) expected_dense.push_back(i + 7);
+      const uint32_t hazard = is_dense || code == 0 ? 0 : HazardOfCode(code);
+      REQUIRE(hazards.Of(weights[i]) == hazard);
+      expected_sums[i / kGroup] += hazard;
       if (random.Below(9) != 0) continue;
       other[i] ^= 1;
-      changed.push_back(static_cast<uint32_t>(i + 7));
+      expected_changed.push_back(i + 7);
     }
-    FindChanges(weights, other, 7, found);
-    CHECK(found == changed);
+    SumGroups(hazards, weights, sums.data());
+    CHECK(sums == expected_sums);
+    FindDense(hazards, weights, 7, dense);
+    CHECK(dense == expected_dense);
+    FindChanges(weights, other, 7, changed);
+    CHECK(changed == expected_changed);
   }
+}
+
+TEST_CASE("zeros that all move to numbers of one size cost little more than their signs") {
+  PhiloxStream random(testing::Seed(), 4);
+  INFO("seed " << testing::Seed());
+  Step step = RandomStep(random, 1 << 18, 0.1, 1e-6);
+  double zeros = 0;
+  for (size_t i = 0; i < step.before.size(); ++i) {
+    if (random.Below(20) != 0) continue;
+    const double update = (random.Below(2) != 0 ? 1e-6 : -1e-6) * (1 + 0.01 * random.NextDouble());
+    step.before[i] = 0;
+    step.after[i] = F32ToBf16(static_cast<float>(update));
+    ++zeros;
+  }
+  const Bytes coded = EncodeGrid(step.before, step.after);
+  const double entropy = EntropyBits(step) / 8;
+  INFO(coded.size() << " bytes, entropy " << entropy);
+  CHECK(entropy > zeros / 8);
+  CHECK(static_cast<double>(coded.size()) < entropy * 1.06 + 100);
+  RequireRoundTrip(step.before, step.after);
 }
 
 TEST_CASE("what is coded comes back, from one change to many") {

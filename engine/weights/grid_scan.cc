@@ -1,5 +1,7 @@
 #include "engine/weights/grid_scan.h"
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/weights/grid_scan.cc"
 // clang-format off
@@ -10,99 +12,128 @@
 HWY_BEFORE_NAMESPACE();
 namespace stretto::engine {
 namespace HWY_NAMESPACE {
+// Writes to `places`, which has room for all of them; their number. `Test(d, i)` gives the mask of
+// the lanes from element i on, `one(i)` the same of one element.
 #if HWY_TARGET == HWY_SCALAR
-constexpr size_t kGroup = 1;
-uint32_t GroupSum(const Hazards& hazards, const uint16_t* p) { return hazards.Of(*p); }
+template <class One>
+size_t Places(size_t n, size_t begin, uint32_t* places, const One& one) {
+  size_t count = 0;
+  for (size_t i = 0; i < n; ++i) {
+    places[count] = static_cast<uint32_t>(begin + i);
+    count += one(i) ? 1 : 0;
+  }
+  return count;
+}
+
+size_t FindChanges(const uint16_t* base, const uint16_t* next, size_t n, size_t begin,
+                   uint32_t* places) {
+  return Places(n, begin, places, [&](size_t i) { return base[i] != next[i]; });
+}
+
+size_t FindDense(const Hazards& h, const uint16_t* p, size_t n, size_t begin, uint32_t* places) {
+  return Places(n, begin, places, [&](size_t i) { return h.dense[h.ClassOf(p[i])] != 0; });
+}
+
+void SumGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums) {
+  for (size_t i = 0; i < n; ++i) {
+    if (i % kGroup == 0) sums[i / kGroup] = 0;
+    sums[i / kGroup] += h.Of(p[i]);
+  }
+}
 #else
 namespace hn = hwy::HWY_NAMESPACE;
-// 16 elements: their classes are the bytes of one register, the bytes of their hazards two tables
-// of a register each.
-constexpr size_t kGroup = 16;
-using DB = hn::Full128<uint8_t>;
-using DW = hn::Full128<uint16_t>;
-using DI = hn::Full128<int16_t>;
+using DW = hn::CappedTag<uint16_t, 16>;
+using DB = hn::Repartition<uint8_t, DW>;
 using VB = hn::Vec<DB>;
+constexpr size_t kLanes = hn::MaxLanes(DW());
+static_assert(kGroup % (2 * kLanes) == 0);
 
-struct Tables {
-  explicit HWY_INLINE Tables(const Hazards& h)
-      : first(hn::Set(DB(), h.first_exponent)),
-        low(hn::LoadU(DB(), h.low)),
-        high(hn::LoadU(DB(), h.high)) {}
-  VB first, low, high;
-};
-
-HWY_INLINE hn::Vec<DI> Exponents(const uint16_t* p) {
-  const auto bits = hn::ShiftRight<7>(hn::LoadU(DW(), p));
-  return hn::BitCast(DI(), hn::And(bits, hn::Set(DW(), 0xff)));
+template <class Mask>
+HWY_INLINE uint32_t Bits(Mask mask) {
+  uint8_t bytes[8] = {};
+  hn::StoreMaskBits(DW(), mask, bytes);
+  return bytes[0] | uint32_t{bytes[1]} << 8;
 }
 
-HWY_INLINE uint32_t GroupSum(const Tables& t, const uint16_t* p) {
-  const hn::Half<DB> half;
-  const VB exponents =
-      hn::Combine(DB(), hn::DemoteTo(half, Exponents(p + 8)), hn::DemoteTo(half, Exponents(p)));
-  const VB classes =
-      hn::Min(hn::SaturatedSub(exponents, t.first), hn::Set(DB(), uint8_t{kNumClasses - 1}));
-  const auto low = hn::SumsOf8(hn::TableLookupBytes(t.low, classes));
-  const auto high = hn::SumsOf8(hn::TableLookupBytes(t.high, classes));
-  const auto sums = hn::Add(low, hn::ShiftLeft<8>(high));
-  return static_cast<uint32_t>(hn::GetLane(hn::SumOfLanes(hn::Full128<uint64_t>(), sums)));
+HWY_INLINE size_t PutPlaces(uint32_t bits, size_t begin, uint32_t* places) {
+  size_t count = 0;
+  for (; bits != 0; bits &= bits - 1) {
+    places[count++] = static_cast<uint32_t>(begin + static_cast<size_t>(__builtin_ctz(bits)));
+  }
+  return count;
 }
 
-HWY_INLINE bool Same(const uint16_t* base, const uint16_t* next) {
+size_t FindChanges(const uint16_t* base, const uint16_t* next, size_t n, size_t begin,
+                   uint32_t* places) {
   const DW d;
-  const auto low = hn::Xor(hn::LoadU(d, base), hn::LoadU(d, next));
-  const auto high = hn::Xor(hn::LoadU(d, base + 8), hn::LoadU(d, next + 8));
-  return hn::AllTrue(d, hn::Eq(hn::Or(low, high), hn::Zero(d)));
-}
-#endif
-
-void FindChanges(const uint16_t* base, const uint16_t* next, size_t n, size_t begin,
-                 std::vector<uint32_t>& changed) {
-  size_t i = 0;
-  const auto one = [&](size_t j) {
-    if (base[j] != next[j]) changed.push_back(static_cast<uint32_t>(begin + j));
+  size_t i = 0, count = 0;
+  const auto differ = [&](size_t j) {
+    return hn::Xor(hn::LoadU(d, base + j), hn::LoadU(d, next + j));
   };
-#if HWY_TARGET != HWY_SCALAR
-  for (; i + 2 * kGroup <= n; i += 2 * kGroup) {
-    if (HWY_LIKELY(Same(base + i, next + i) && Same(base + i + kGroup, next + i + kGroup))) {
-      continue;
-    }
-    for (size_t j = i; j < i + 2 * kGroup; ++j) one(j);
+  const auto put = [&](size_t j, hn::Vec<DW> difference) {
+    const uint32_t bits = Bits(hn::Ne(difference, hn::Zero(d)));
+    count += PutPlaces(bits, begin + j, places + count);
+  };
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    const auto a = differ(i), b = differ(i + kLanes);
+    if (HWY_LIKELY(hn::AllTrue(d, hn::Eq(hn::Or(a, b), hn::Zero(d))))) continue;
+    put(i, a);
+    put(i + kLanes, b);
   }
-#endif
-  for (; i < n; ++i) one(i);
-}
-
-uint64_t SumHazards(const Hazards& hazards, const uint16_t* elements, size_t n) {
-  uint64_t sum = 0;
-  size_t i = 0;
-#if HWY_TARGET != HWY_SCALAR
-  const Tables tables(hazards);
-  for (; i + kGroup <= n; i += kGroup) sum += GroupSum(tables, elements + i);
-#endif
-  for (; i < n; ++i) sum += hazards.Of(elements[i]);
-  return sum;
-}
-
-size_t WalkHazards(const Hazards& hazards, const uint16_t* elements, size_t n, uint64_t& rest) {
-  uint64_t left = rest;
-  size_t i = 0;
-#if HWY_TARGET != HWY_SCALAR
-  const Tables tables(hazards);
-  for (; i + kGroup <= n; i += kGroup) {
-    const uint32_t sum = GroupSum(tables, elements + i);
-    if (sum > left) break;
-    left -= sum;
-  }
-#endif
   for (; i < n; ++i) {
-    const uint32_t hazard = hazards.Of(elements[i]);
-    if (hazard > left) break;
-    left -= hazard;
+    if (base[i] != next[i]) places[count++] = static_cast<uint32_t>(begin + i);
   }
-  rest = left;
-  return i;
+  return count;
 }
+
+// The classes of 2·kLanes elements, one a byte, in no particular order.
+HWY_INLINE VB Classes(VB first, const uint16_t* p) {
+  const DW d;
+  const auto low = hn::And(hn::ShiftRight<7>(hn::LoadU(d, p)), hn::Set(d, 0x00ff));
+  const auto high = hn::And(hn::ShiftLeft<1>(hn::LoadU(d, p + kLanes)), hn::Set(d, 0xff00));
+  const VB exponents = hn::BitCast(DB(), hn::Or(low, high));
+  return hn::Min(hn::SaturatedSub(exponents, first), hn::Set(DB(), uint8_t{kNumClasses - 1}));
+}
+
+size_t FindDense(const Hazards& h, const uint16_t* p, size_t n, size_t begin, uint32_t* places) {
+  const VB first = hn::Set(DB(), h.first_exponent), dense = hn::LoadDup128(DB(), h.dense.data());
+  size_t i = 0, count = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    const auto found = hn::BitCast(DW(), hn::TableLookupBytes(dense, Classes(first, p + i)));
+    if (HWY_LIKELY(hn::AllTrue(DW(), hn::Eq(found, hn::Zero(DW()))))) continue;
+    const DW d;
+    const uint32_t low = Bits(hn::Ne(hn::And(found, hn::Set(d, 0x00ff)), hn::Zero(d)));
+    const uint32_t high = Bits(hn::Ne(hn::ShiftRight<8>(found), hn::Zero(d)));
+    count += PutPlaces(low, begin + i, places + count);
+    count += PutPlaces(high, begin + i + kLanes, places + count);
+  }
+  for (; i < n; ++i) {
+    if (h.dense[h.ClassOf(p[i])] != 0) places[count++] = static_cast<uint32_t>(begin + i);
+  }
+  return count;
+}
+
+void SumGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums) {
+  const hn::Repartition<uint64_t, DW> d64;
+  const VB first = hn::Set(DB(), h.first_exponent);
+  const VB low_bytes = hn::LoadDup128(DB(), h.low.data());
+  const VB high_bytes = hn::LoadDup128(DB(), h.high.data());
+  size_t i = 0;
+  for (; i + kGroup <= n; i += kGroup) {
+    auto sum = hn::Zero(d64);
+    for (size_t j = 0; j < kGroup; j += 2 * kLanes) {
+      const VB classes = Classes(first, p + i + j);
+      const auto low = hn::SumsOf8(hn::TableLookupBytes(low_bytes, classes));
+      const auto high = hn::SumsOf8(hn::TableLookupBytes(high_bytes, classes));
+      sum = hn::Add(sum, hn::Add(low, hn::ShiftLeft<8>(high)));
+    }
+    sums[i / kGroup] = static_cast<uint32_t>(hn::GetLane(hn::SumOfLanes(d64, sum)));
+  }
+  if (i == n) return;
+  uint32_t& last = sums[i / kGroup] = 0;
+  for (; i < n; ++i) last += h.Of(p[i]);
+}
+#endif
 }  // namespace HWY_NAMESPACE
 }  // namespace stretto::engine
 HWY_AFTER_NAMESPACE();
@@ -110,18 +141,54 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace stretto::engine {
 HWY_EXPORT(FindChanges);
-HWY_EXPORT(SumHazards);
-HWY_EXPORT(WalkHazards);
+HWY_EXPORT(FindDense);
+HWY_EXPORT(SumGroups);
+
+Hazards::Hazards(uint8_t first, const std::array<uint8_t, kNumClasses>& class_codes)
+    : first_exponent(first), codes(class_codes) {
+  std::array<uint32_t, kNumClasses> hazards = {};
+  for (int c = 0; c < kNumClasses; ++c) {
+    dense[c] = codes[c] == kDenseCode ? 0xff : 0;
+    any_dense = any_dense || dense[c] != 0;
+    if (codes[c] != 0 && dense[c] == 0) hazards[c] = HazardOfCode(codes[c]);
+    low[c] = static_cast<uint8_t>(hazards[c]);
+    high[c] = static_cast<uint8_t>(hazards[c] >> 8);
+  }
+  for (size_t e = 0; e < by_exponent.size(); ++e) {
+    by_exponent[e] = hazards[ClassOf(static_cast<uint16_t>(e << 7))];
+  }
+}
+
+namespace {
+constexpr size_t kPiece = 4096;
+// Appends what `find` finds in pieces of a tensor of `size` elements.
+template <class Find>
+void AppendPlaces(size_t size, std::vector<uint32_t>& places, const Find& find) {
+  std::array<uint32_t, kPiece> found;
+  for (size_t at = 0; at < size; at += kPiece) {
+    const size_t count = find(at, std::min(kPiece, size - at), found.data());
+    places.insert(places.end(), found.begin(), found.begin() + static_cast<ptrdiff_t>(count));
+  }
+}
+}  // namespace
 
 void FindChanges(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next, size_t begin,
                  std::vector<uint32_t>& changed) {
-  HWY_DYNAMIC_DISPATCH(FindChanges)(base.data(), next.data(), base.size(), begin, changed);
+  AppendPlaces(base.size(), changed, [&](size_t at, size_t size, uint32_t* found) {
+    return HWY_DYNAMIC_DISPATCH(FindChanges)(base.data() + at, next.data() + at, size, begin + at,
+                                             found);
+  });
 }
-uint64_t SumHazards(const Hazards& hazards, absl::Span<const uint16_t> elements) {
-  return HWY_DYNAMIC_DISPATCH(SumHazards)(hazards, elements.data(), elements.size());
+
+void FindDense(const Hazards& hazards, absl::Span<const uint16_t> elements, size_t begin,
+               std::vector<uint32_t>& dense) {
+  AppendPlaces(elements.size(), dense, [&](size_t at, size_t size, uint32_t* found) {
+    return HWY_DYNAMIC_DISPATCH(FindDense)(hazards, elements.data() + at, size, begin + at, found);
+  });
 }
-size_t WalkHazards(const Hazards& hazards, absl::Span<const uint16_t> elements, uint64_t& rest) {
-  return HWY_DYNAMIC_DISPATCH(WalkHazards)(hazards, elements.data(), elements.size(), rest);
+
+void SumGroups(const Hazards& hazards, absl::Span<const uint16_t> elements, uint32_t* sums) {
+  HWY_DYNAMIC_DISPATCH(SumGroups)(hazards, elements.data(), elements.size(), sums);
 }
 }  // namespace stretto::engine
 #endif  // HWY_ONCE

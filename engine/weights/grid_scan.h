@@ -2,6 +2,7 @@
 // that was. Integers alone, the same on every instruction set.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -9,37 +10,49 @@
 #include "absl/types/span.h"
 
 namespace stretto::engine {
-// How readily an element changes, by its exponent: kNumClasses of them end with the exponent
-// first_exponent + kNumClasses − 1; smaller ones belong to the first class, larger ones to the
-// last. A hazard of kHalfLife is a probability of 1/2 not to change, twice that of 1/4.
+// Elements belong to classes by their exponent: kNumClasses of them end with the exponent
+// first_exponent + kNumClasses − 1; smaller ones (zero among them) belong to the first class,
+// larger ones to the last. A class has a hazard, −log2(probability to stay) in units of
+// 1/kHalfLife, or is dense: it changes so readily that nothing is gained by skipping its elements.
 inline constexpr int kNumClasses = 16;
 inline constexpr uint32_t kHalfLife = 1u << 13;
-inline constexpr uint32_t kMostHazard = (1u << 16) - 1;
+// Hazards are small floats of one byte, four bits each: 3 % apart, 0 the first.
+inline constexpr uint32_t HazardOfCode(uint8_t code) {
+  return (16u + (code & 15u)) << (code >> 4) >> 4;
+}
+inline constexpr uint8_t kDenseCode = 0xff;
+inline constexpr uint8_t kMostHazardCode = 12 << 4;  // 0.3 of the elements change
+inline constexpr uint32_t kMostHazard = HazardOfCode(kMostHazardCode);
+
 struct Hazards {
-  uint8_t first_exponent = 0;
-  uint8_t low[kNumClasses] = {}, high[kNumClasses] = {};  // bytes of a hazard
+  Hazards() = default;
+  // `codes`: 0 for 0, kDenseCode, or what is at most kMostHazardCode.
+  Hazards(uint8_t first, const std::array<uint8_t, kNumClasses>& class_codes);
 
   int ClassOf(uint16_t bits) const {
     const int exponent = bits >> 7 & 0xff;
     const int c = exponent - first_exponent;
     return c < 0 ? 0 : (c < kNumClasses ? c : kNumClasses - 1);
   }
-  uint32_t OfClass(int c) const { return low[c] | uint32_t{high[c]} << 8; }
-  void SetClass(int c, uint32_t hazard) {
-    low[c] = static_cast<uint8_t>(hazard);
-    high[c] = static_cast<uint8_t>(hazard >> 8);
-  }
-  uint32_t Of(uint16_t bits) const { return OfClass(ClassOf(bits)); }
+  // 0 of dense ones.
+  uint32_t Of(uint16_t bits) const { return by_exponent[bits >> 7 & 0xff]; }
+
+  uint8_t first_exponent = 0;
+  std::array<uint8_t, kNumClasses> codes = {};
+  bool any_dense = false;
+  std::array<uint8_t, kNumClasses> low = {}, high = {}, dense = {};  // bytes of a hazard; 0xff or 0
+  std::array<uint32_t, 256> by_exponent = {};
 };
 
 // Appends begin + i for every i with base[i] != next[i].
 void FindChanges(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next, size_t begin,
                  std::vector<uint32_t>& changed);
 
-// The sum of the elements' hazards.
-uint64_t SumHazards(const Hazards& hazards, absl::Span<const uint16_t> elements);
+// Appends begin + i for every dense element i.
+void FindDense(const Hazards& hazards, absl::Span<const uint16_t> elements, size_t begin,
+               std::vector<uint32_t>& dense);
 
-// The first element whose hazard is more than what is left of `rest` after those before it, which
-// are taken from `rest`; the number of elements where there is none.
-size_t WalkHazards(const Hazards& hazards, absl::Span<const uint16_t> elements, uint64_t& rest);
+// The hazards of each kGroup elements (the last may be fewer), added up.
+inline constexpr size_t kGroup = 32;
+void SumGroups(const Hazards& hazards, absl::Span<const uint16_t> elements, uint32_t* sums);
 }  // namespace stretto::engine
