@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "engine/weights/grid_scan.h"
-#include "engine/weights/range_coder.h"
 
 namespace stretto::engine {
+inline constexpr int kFrequencyBits = 24;
+
 class ChangeTable {
  public:
   // Stretches have at most this; beyond it the frequency of one element could be 0.
-  static constexpr uint32_t kMostOfStretch = 6 * kHalfLife;
+  static constexpr uint32_t kMostOfStretch = 10 * kHalfLife;
 
   static const ChangeTable& Get() {
     static const ChangeTable& table = *new ChangeTable;
@@ -23,6 +24,7 @@ class ChangeTable {
   // The largest x with table[x] <= at.
   uint32_t Find(uint32_t at) const {
     uint32_t x = coarse_[at >> kCoarseShift];
+    x += table_[x + 1] <= at ? 1 : 0;  // as likely as not, and mostly the last step
     while (table_[x + 1] <= at) ++x;
     return x;
   }

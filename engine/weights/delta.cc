@@ -3,6 +3,7 @@
 #include <zstd.h>
 
 #include <cstring>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -36,18 +37,17 @@ Bytes Compress(absl::Span<const uint8_t> raw, Bytes head) {
   return head;
 }
 
-// The frame must hold exactly `size` bytes; that is known before anything is allocated.
-absl::StatusOr<Bytes> Decompress(absl::Span<const uint8_t> frame, uint64_t size) {
-  if (ZSTD_getFrameContentSize(frame.data(), frame.size()) != size) {
+// The frame must hold exactly as many bytes.
+absl::Status Decompress(absl::Span<const uint8_t> frame, absl::Span<uint8_t> raw) {
+  if (ZSTD_getFrameContentSize(frame.data(), frame.size()) != raw.size()) {
     return Corrupt("the compressed part has another size than its header says");
   }
   if (ZSTD_findFrameCompressedSize(frame.data(), frame.size()) != frame.size()) {
     return Corrupt("the compressed part is cut off or followed by something else");
   }
-  Bytes raw(size);
   const size_t got = ZSTD_decompress(raw.data(), raw.size(), frame.data(), frame.size());
-  if (ZSTD_isError(got) != 0 || got != size) return Corrupt("the compressed part is damaged");
-  return raw;
+  if (ZSTD_isError(got) != 0 || got != raw.size()) return Corrupt("the compressed part is damaged");
+  return absl::OkStatus();
 }
 
 template <class Word>
@@ -80,7 +80,8 @@ Bytes EncodeSparse(absl::Span<const uint8_t> base, absl::Span<const uint8_t> nex
 }
 
 template <class Word>
-absl::StatusOr<Bytes> ApplySparse(absl::Span<const uint8_t> base, absl::Span<const uint8_t> in) {
+absl::Status ApplySparse(absl::Span<const uint8_t> base, absl::Span<const uint8_t> in,
+                         absl::Span<uint8_t> out) {
   const uint64_t num_elements = base.size() / sizeof(Word);
   uint64_t count = 0, gap_bytes = 0, step_bytes = 0;
   if (!GetVarint(in, count) || !GetVarint(in, gap_bytes) || !GetVarint(in, step_bytes)) {
@@ -89,11 +90,15 @@ absl::StatusOr<Bytes> ApplySparse(absl::Span<const uint8_t> base, absl::Span<con
   if (count == 0 || count > num_elements) return Corrupt("an impossible number of changes");
   const uint64_t limit = count * kMaxVarintBytes;
   if (gap_bytes > limit || step_bytes > limit) return Corrupt("an impossible size");
-  ASSIGN_OR_RETURN(const Bytes raw, Decompress(in, gap_bytes + step_bytes));
+  if (ZSTD_getFrameContentSize(in.data(), in.size()) != gap_bytes + step_bytes) {
+    return Corrupt("the compressed part has another size than its header says");
+  }
+  Bytes raw(gap_bytes + step_bytes);
+  RETURN_IF_ERROR(Decompress(in, absl::MakeSpan(raw)));
   absl::Span<const uint8_t> gaps(raw.data(), gap_bytes);
   absl::Span<const uint8_t> steps(raw.data() + gap_bytes, step_bytes);
 
-  Bytes out(base.begin(), base.end());
+  std::memcpy(out.data(), base.data(), base.size());
   uint64_t position = 0;
   constexpr int64_t kGridSize = int64_t{1} << (sizeof(Word) * 8);
   for (uint64_t i = 0; i < count; ++i) {
@@ -110,7 +115,7 @@ absl::StatusOr<Bytes> ApplySparse(absl::Span<const uint8_t> base, absl::Span<con
     ++position;
   }
   if (!gaps.empty() || !steps.empty()) return Corrupt("more changes than it says");
-  return out;
+  return absl::OkStatus();
 }
 
 // Copies where the bytes are not aligned; bf16 tensors of a version always are.
@@ -139,13 +144,17 @@ Bytes EncodeBf16(absl::Span<const uint8_t> base, absl::Span<const uint8_t> next)
   return coded;
 }
 
-absl::StatusOr<Bytes> ApplyBf16(absl::Span<const uint8_t> base, absl::Span<const uint8_t> in) {
+absl::Status ApplyBf16(absl::Span<const uint8_t> base, absl::Span<const uint8_t> in,
+                       absl::Span<uint8_t> out) {
   const Elements before(base);
-  Bytes out(base.size());
-  // A vector's memory is aligned for any element.
-  RETURN_IF_ERROR(
-      DecodeGrid(before.span(), in, {reinterpret_cast<uint16_t*>(out.data()), out.size() / 2}));
-  return out;
+  if (reinterpret_cast<uintptr_t>(out.data()) % alignof(uint16_t) == 0) {
+    return DecodeGrid(before.span(), in,
+                      {reinterpret_cast<uint16_t*>(out.data()), before.span().size()});
+  }
+  std::vector<uint16_t> after(before.span().size());
+  RETURN_IF_ERROR(DecodeGrid(before.span(), in, absl::MakeSpan(after)));
+  std::memcpy(out.data(), after.data(), out.size());
+  return absl::OkStatus();
 }
 
 bool IsUnchanged(absl::Span<const uint8_t> delta) {
@@ -168,26 +177,35 @@ Bytes EncodeDelta(DType dtype, absl::Span<const uint8_t> base, absl::Span<const 
   return sparse.empty() || whole.size() < sparse.size() ? whole : sparse;
 }
 
-absl::StatusOr<Bytes> ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
-                                 absl::Span<const uint8_t> delta) {
+absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
+                        absl::Span<const uint8_t> delta, absl::Span<uint8_t> out) {
+  STRETTO_CHECK(base.size() == out.size() && base.size() % SizeOf(dtype) == 0);
   if (delta.empty()) return Corrupt("it is empty");
   absl::Span<const uint8_t> in = delta.subspan(1);
   switch (delta[0]) {
     case kUnchanged:
       if (!in.empty()) return Corrupt("bytes after the end");
-      return Bytes(base.begin(), base.end());
+      if (!base.empty()) std::memcpy(out.data(), base.data(), base.size());
+      return absl::OkStatus();
     case kSparse:
-      if (SizeOf(dtype) == 2) return ApplySparse<uint16_t>(base, in);
-      if (SizeOf(dtype) == 4) return ApplySparse<uint32_t>(base, in);
+      if (SizeOf(dtype) == 2) return ApplySparse<uint16_t>(base, in, out);
+      if (SizeOf(dtype) == 4) return ApplySparse<uint32_t>(base, in, out);
       return Corrupt("a sparse delta of a dtype that has none");
     case kGrid:
-      if (dtype == DType::kBF16) return ApplyBf16(base, in);
+      if (dtype == DType::kBF16) return ApplyBf16(base, in, out);
       return Corrupt("bf16 steps for another dtype");
     case kWhole:
-      return Decompress(in, base.size());
+      return Decompress(in, out);
     default:
       return Corrupt(absl::StrCat("unknown mode ", delta[0]));
   }
+}
+
+absl::StatusOr<Bytes> ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
+                                 absl::Span<const uint8_t> delta) {
+  Bytes out(base.size());
+  RETURN_IF_ERROR(ApplyDelta(dtype, base, delta, absl::MakeSpan(out)));
+  return out;
 }
 
 int64_t VersionDelta::NumBytes() const {
@@ -225,10 +243,14 @@ absl::StatusOr<std::shared_ptr<const WeightsVersion>> ApplyVersionDelta(
       tensors.push_back(base.tensors[i]);
       continue;
     }
-    absl::StatusOr<Bytes> next =
-        ApplyDelta(manifest[i].dtype, base.tensors[i].span(), deltas[i].span());
-    if (!next.ok()) return Annotate(next.status(), manifest[i].name);
-    tensors.push_back(SharedBytes(*std::move(next)));
+    const size_t size = base.tensors[i].size();
+    auto next =
+        std::make_shared_for_overwrite<uint8_t[]>(size);  // NOLINT(modernize-avoid-c-arrays)
+    const absl::Span<uint8_t> out(next.get(), size);
+    const absl::Status applied =
+        ApplyDelta(manifest[i].dtype, base.tensors[i].span(), deltas[i].span(), out);
+    if (!applied.ok()) return Annotate(applied, manifest[i].name);
+    tensors.push_back(SharedBytes(std::move(next), out));
   }
   return VerifyVersion(number, hash, manifest, std::move(tensors));
 }

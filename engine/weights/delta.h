@@ -30,9 +30,12 @@ namespace stretto::engine {
 // `base` and `next` have the same size, a multiple of the element's. Pure.
 Bytes EncodeDelta(DType dtype, absl::Span<const uint8_t> base, absl::Span<const uint8_t> next);
 
-// `next` from `base` and a delta that may be anything: DATA_LOSS for bytes that no encoder writes,
-// as far as they show (else the result is not what a version's hashes say), or that are for another
-// size; never more memory than a small multiple of the base. Pure.
+// Writes what `next` was into `out`, as large as `base` and elsewhere, from a delta that may be
+// anything: DATA_LOSS for bytes that no encoder writes, as far as they show (else the result is not
+// what a version's hashes say), or that are for another size; then `out` may hold anything. Never
+// takes more memory than a small multiple of the base. Pure.
+absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
+                        absl::Span<const uint8_t> delta, absl::Span<uint8_t> out);
 absl::StatusOr<Bytes> ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
                                  absl::Span<const uint8_t> delta);
 

@@ -162,10 +162,10 @@ uint8_t CodeOf(uint64_t moved, uint64_t total) {
   return code < kMostHazardCode ? code : kDenseCode;
 }
 
-Plan MakePlan(absl::Span<const uint16_t> base, absl::Span<const uint32_t> changed) {
+Plan MakePlan(absl::Span<const uint16_t> base, absl::Span<const GridChange> changed) {
   const Counts all = EstimateCounts(base);
   Counts changes = {};
-  for (uint32_t i : changed) ++changes[base[i] >> 7 & 0xff];
+  for (const GridChange& change : changed) ++changes[change.from >> 7 & 0xff];
   const uint8_t first = FirstExponent(all, changes, base.size());
   std::array<uint8_t, kNumClasses> codes = {};
   const Hazards classes(first, codes);
@@ -182,9 +182,9 @@ Plan MakePlan(absl::Span<const uint16_t> base, absl::Span<const uint32_t> change
     hazard += static_cast<double>(total[c]) * HazardOfCode(codes[c]);
   }
   Plan plan{Hazards(first, codes)};
-  // About one change in two windows.
+  // Most windows have one change or a few.
   double window = hazard / static_cast<double>(base.size()) * kGroup;
-  while (plan.window_log < kMaxWindowLog && window * 2 <= kHalfLife) {
+  while (plan.window_log < kMaxWindowLog && window * 2 <= 3 * kHalfLife) {
     window *= 2;
     ++plan.window_log;
   }
@@ -193,70 +193,74 @@ Plan MakePlan(absl::Span<const uint16_t> base, absl::Span<const uint32_t> change
 
 class GridEncoder {
  public:
-  GridEncoder(const Plan& plan, absl::Span<const uint16_t> base, absl::Span<const uint16_t> next,
-              absl::Span<const uint32_t> changed, Bytes* out)
-      : plan_(plan), base_(base), next_(next), changed_(changed), coder_(out) {}
+  GridEncoder(const Plan& plan, absl::Span<const uint16_t> base, Bytes* out)
+      : plan_(plan), base_(base), coder_(out) {}
 
-  void Run() {
+  void Run(absl::Span<const GridChange> changes) {
     for (size_t begin = 0; begin < base_.size(); begin += kPiece) {
       const absl::Span<const uint16_t> piece = base_.subspan(begin, kPiece);
-      if (plan_.hazards.any_dense) Dense(begin, piece);
-      Sparse(begin, piece);
+      size_t count = 0;
+      while (count < changes.size() && changes[count].at < begin + piece.size()) ++count;
+      sparse_.assign(changes.begin(), changes.begin() + static_cast<ptrdiff_t>(count));
+      for (GridChange& change : sparse_) change.at -= static_cast<uint32_t>(begin);
+      if (plan_.hazards.any_dense) Dense(piece);
+      Sparse(piece);
+      changes.remove_prefix(count);
     }
     coder_.Finish();
   }
 
  private:
-  void Dense(size_t begin, absl::Span<const uint16_t> piece) {
+  // Leaves the others in sparse_.
+  void Dense(absl::Span<const uint16_t> piece) {
     dense_.clear();
-    FindDense(plan_.hazards, piece, begin, dense_);
+    FindDense(plan_.hazards, piece, dense_);
+    size_t next = 0, kept = 0;
     for (const uint32_t i : dense_) {
-      const int c = plan_.hazards.ClassOf(base_[i]);
-      const bool moved = base_[i] != next_[i];
-      coder_.EncodeBit(models_.dense_changed[c], moved);
-      if (moved) Step(i, c);
+      while (next < sparse_.size() && sparse_[next].at < i) sparse_[kept++] = sparse_[next++];
+      const bool moved = next < sparse_.size() && sparse_[next].at == i;
+      coder_.EncodeBit(models_.dense_changed[plan_.hazards.ClassOf(piece[i])], moved);
+      if (moved) Step(sparse_[next++]);
     }
+    sparse_.erase(sparse_.begin() + static_cast<ptrdiff_t>(kept),
+                  sparse_.begin() + static_cast<ptrdiff_t>(next));
   }
 
-  void Sparse(size_t begin, absl::Span<const uint16_t> piece) {
+  void Sparse(absl::Span<const uint16_t> piece) {
     Walk walk(plan_.hazards, piece);
+    next_ = 0;
     for (size_t g = 0; g < walk.num_groups(); g += plan_.WindowGroups()) {
-      for (walk.StartWindow(g, plan_.WindowGroups()); !walk.AtEnd();) Symbol(begin, walk);
+      for (walk.StartWindow(g, plan_.WindowGroups()); !walk.AtEnd();) Symbol(walk);
     }
   }
 
-  void Symbol(size_t begin, Walk& walk) {
-    while (next_change_ < changed_.size() && IsDense(changed_[next_change_])) ++next_change_;
-    const bool any =
-        next_change_ < changed_.size() && changed_[next_change_] < begin + walk.stretch_end();
-    if (!any) {
+  void Symbol(Walk& walk) {
+    if (next_ == sparse_.size() || sparse_[next_].at >= walk.stretch_end()) {
       const uint32_t none = table_[walk.hazard()];
-      coder_.Encode(none, kOne - none);
+      coder_.Encode(none, kOne - none, kFrequencyBits);
       return walk.SkipStretch();
     }
-    const uint32_t i = changed_[next_change_++];
-    const Walk::Place place = walk.PlaceOf(i - begin);
+    const GridChange& change = sparse_[next_++];
+    const Walk::Place place = walk.PlaceOf(change.at);
     const uint32_t from = table_[place.begin];
-    coder_.Encode(from, table_[place.begin + place.size] - from);
-    Step(i, plan_.hazards.ClassOf(base_[i]));
-    walk.Take(i - begin, place);
+    coder_.Encode(from, table_[place.begin + place.size] - from, kFrequencyBits);
+    Step(change);
+    walk.Take(change.at, place);
   }
 
-  bool IsDense(uint32_t i) const {
-    return plan_.hazards.any_dense && plan_.hazards.dense[plan_.hazards.ClassOf(base_[i])] != 0;
-  }
-  void Step(uint32_t i, int c) {
-    models_.step.Encode(coder_, c, base_[i], ToGrid(next_[i]) - ToGrid(base_[i]));
+  void Step(const GridChange& change) {
+    models_.step.Encode(coder_, plan_.hazards.ClassOf(change.from), change.from,
+                        ToGrid(change.to) - ToGrid(change.from));
   }
 
   const Plan& plan_;
-  const absl::Span<const uint16_t> base_, next_;
-  const absl::Span<const uint32_t> changed_;
+  const absl::Span<const uint16_t> base_;
   const ChangeTable& table_ = ChangeTable::Get();
   RangeEncoder coder_;
   Models models_;
   std::vector<uint32_t> dense_;
-  size_t next_change_ = 0;
+  std::vector<GridChange> sparse_;  // of the piece, places counted from its beginning
+  size_t next_ = 0;                 // of sparse_
 };
 
 class GridDecoder {
@@ -281,9 +285,10 @@ class GridDecoder {
  private:
   void Dense(size_t begin, absl::Span<const uint16_t> piece) {
     dense_.clear();
-    FindDense(plan_.hazards, piece, begin, dense_);
+    FindDense(plan_.hazards, piece, dense_);
     for (const uint32_t i : dense_) {
-      if (coder_.DecodeBit(models_.dense_changed[plan_.hazards.ClassOf(base_[i])])) Step(i);
+      AdaptiveBit& changed = models_.dense_changed[plan_.hazards.ClassOf(piece[i])];
+      if (coder_.DecodeBit(changed)) Step(begin + i);
     }
   }
 
@@ -296,7 +301,7 @@ class GridDecoder {
 
   void Symbol(size_t begin, Walk& walk) {
     const uint32_t none = table_[walk.hazard()];
-    const uint32_t symbol = coder_.Peek();
+    const uint32_t symbol = coder_.Peek(kFrequencyBits);
     if (symbol >= none) {
       coder_.Take(none, kOne - none);
       return walk.SkipStretch();
@@ -332,16 +337,16 @@ class GridDecoder {
 
 Bytes EncodeGrid(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next) {
   if (base.size() > UINT32_MAX) return {};
-  std::vector<uint32_t> changed;
-  FindChanges(base, next, 0, changed);
-  const Plan plan = MakePlan(base, changed);
+  std::vector<GridChange> changes;
+  FindChanges(base, next, changes);
+  const Plan plan = MakePlan(base, changes);
   Bytes out;
-  PutVarint(out, changed.size());
+  PutVarint(out, changes.size());
   out.push_back(plan.hazards.first_exponent);
   out.insert(out.end(), plan.hazards.codes.begin(), plan.hazards.codes.end());
   out.push_back(static_cast<uint8_t>(plan.window_log));
   Bytes coded;
-  GridEncoder(plan, base, next, changed, &coded).Run();
+  GridEncoder(plan, base, &coded).Run(changes);
   PutVarint(out, coded.size());
   out.insert(out.end(), coded.begin(), coded.end());
   return out;

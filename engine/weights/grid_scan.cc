@@ -161,30 +161,31 @@ Hazards::Hazards(uint8_t first, const std::array<uint8_t, kNumClasses>& class_co
 
 namespace {
 constexpr size_t kPiece = 4096;
-// Appends what `find` finds in pieces of a tensor of `size` elements.
-template <class Find>
-void AppendPlaces(size_t size, std::vector<uint32_t>& places, const Find& find) {
-  std::array<uint32_t, kPiece> found;
-  for (size_t at = 0; at < size; at += kPiece) {
-    const size_t count = find(at, std::min(kPiece, size - at), found.data());
-    places.insert(places.end(), found.begin(), found.begin() + static_cast<ptrdiff_t>(count));
-  }
-}
+using Places = std::array<uint32_t, kPiece>;
 }  // namespace
 
-void FindChanges(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next, size_t begin,
-                 std::vector<uint32_t>& changed) {
-  AppendPlaces(base.size(), changed, [&](size_t at, size_t size, uint32_t* found) {
-    return HWY_DYNAMIC_DISPATCH(FindChanges)(base.data() + at, next.data() + at, size, begin + at,
-                                             found);
-  });
+void FindChanges(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next,
+                 std::vector<GridChange>& changes) {
+  Places found;
+  for (size_t at = 0; at < base.size(); at += kPiece) {
+    const size_t size = std::min(kPiece, base.size() - at);
+    const size_t count = HWY_DYNAMIC_DISPATCH(FindChanges)(base.data() + at, next.data() + at, size,
+                                                           at, found.data());
+    for (size_t i = 0; i < count; ++i) {
+      changes.push_back({found[i], base[found[i]], next[found[i]]});
+    }
+  }
 }
 
-void FindDense(const Hazards& hazards, absl::Span<const uint16_t> elements, size_t begin,
+void FindDense(const Hazards& hazards, absl::Span<const uint16_t> elements,
                std::vector<uint32_t>& dense) {
-  AppendPlaces(elements.size(), dense, [&](size_t at, size_t size, uint32_t* found) {
-    return HWY_DYNAMIC_DISPATCH(FindDense)(hazards, elements.data() + at, size, begin + at, found);
-  });
+  Places found;
+  for (size_t at = 0; at < elements.size(); at += kPiece) {
+    const size_t size = std::min(kPiece, elements.size() - at);
+    const size_t count =
+        HWY_DYNAMIC_DISPATCH(FindDense)(hazards, elements.data() + at, size, at, found.data());
+    dense.insert(dense.end(), found.begin(), found.begin() + static_cast<ptrdiff_t>(count));
+  }
 }
 
 void SumGroups(const Hazards& hazards, absl::Span<const uint16_t> elements, uint32_t* sums) {

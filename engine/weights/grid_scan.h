@@ -44,12 +44,18 @@ struct Hazards {
   std::array<uint32_t, 256> by_exponent = {};
 };
 
-// Appends begin + i for every i with base[i] != next[i].
-void FindChanges(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next, size_t begin,
-                 std::vector<uint32_t>& changed);
+// With what stood there and stands there, so that nothing has to be read again.
+struct GridChange {
+  uint32_t at;
+  uint16_t from, to;
+  friend bool operator==(const GridChange&, const GridChange&) = default;
+};
+// Appends every i with base[i] != next[i].
+void FindChanges(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next,
+                 std::vector<GridChange>& changes);
 
-// Appends begin + i for every dense element i.
-void FindDense(const Hazards& hazards, absl::Span<const uint16_t> elements, size_t begin,
+// Appends every dense element's place.
+void FindDense(const Hazards& hazards, absl::Span<const uint16_t> elements,
                std::vector<uint32_t>& dense);
 
 // The hazards of each kGroup elements (the last may be fewer), added up.
