@@ -9,19 +9,27 @@
 #include "cli/local_model.h"
 #include "config/run_config.h"
 #include "engine/formats/export_hf.h"
+#include "engine/training/checkpoint_adapter.h"
 
 namespace stretto::cli {
 namespace {
 struct ExportFlags {
   std::string run_dir, checkpoint, out, dtype = "bf16";
-  bool overwrite = false;
+  bool overwrite = false, adapter = false;
 };
 
 absl::Status Export(const ExportFlags& flags) {
   ASSIGN_OR_RETURN(const RunConfig run, LoadRunConfig(RunFileOf(flags.run_dir)));
   ASSIGN_OR_RETURN(const std::string checkpoint, FindCheckpoint(flags.run_dir, flags.checkpoint));
   ASSIGN_OR_RETURN(const auto files, engine::OpenModel(run.model.path));
-  ASSIGN_OR_RETURN(const auto masters, OpenMasters(checkpoint));
+  if (flags.adapter) {
+    RETURN_IF_ERROR(engine::ExportCheckpointAdapter(Files::Real(), checkpoint, files.config,
+                                                    {flags.out, files.path, flags.overwrite}));
+    std::printf("Exported the adapter of %s to %s\n", checkpoint.c_str(), flags.out.c_str());
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const auto device, engine::CreateDevice({.backend = run.cluster.backend}));
+  ASSIGN_OR_RETURN(const auto masters, OpenPolicy(checkpoint, *device, files));
   RETURN_IF_ERROR(Annotate(engine::CheckShapes(files.config, *masters), checkpoint));
   engine::ExportOptions options;
   options.path = flags.out;
@@ -54,6 +62,8 @@ void AddExportCommand(CLI::App& app, Command* chosen) {
   command->add_option(
       "--checkpoint", flags->checkpoint,
       "Which: latest (default), a step, a name in the run's checkpoints, or a path");
+  command->add_flag("--adapter", flags->adapter,
+                    "The adapter alone (lora.rank), in f32, as a folder for PEFT");
   command->add_option("--dtype", flags->dtype)->check(CLI::IsMember({"bf16", "f32"}));
   command->add_flag("--overwrite", flags->overwrite, "Replace the folder if it exists");
   command->callback([flags, chosen] { *chosen = [flags] { return Finish(Export(*flags)); }; });

@@ -11,6 +11,7 @@
 #include "base/flag_checks.h"
 #include "base/status.h"
 #include "engine/formats/export_hf.h"
+#include "engine/training/checkpoint_adapter.h"
 
 namespace stretto::cli {
 namespace {
@@ -58,6 +59,19 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
                   "on; 0: only when interrupted")
       ->capture_default_str()
       ->check(IntegerIn(0, kMaxSteps));
+  command
+      .add_option("--lora-rank", flags->lora_rank,
+                  "Trains an adapter of this rank instead of the model's weights; 0: all weights")
+      ->check(IntegerIn(0, 65536));
+  command.add_option("--lora-alpha", flags->lora_alpha, "Its scale is alpha / rank; 0: 2 · rank")
+      ->check(NumberIn({.low = 0, .high = 1e6}));
+  command
+      .add_option("--lora-targets", flags->lora_targets,
+                  "Linear maps that are adapted (q_proj,v_proj,…); all unless given")
+      ->delimiter(',');
+  command.add_option("--lora-adapter", flags->lora_adapter, "A PEFT folder to start from");
+  command.add_option("--adapter-out", flags->adapter_out,
+                     "Writes the adapter there as well, as a folder for PEFT; --out has it merged");
   command.add_flag("--restart", flags->restart, "Begins anew where there are checkpoints");
   command.add_option("--threads", flags->threads, "0: all processors")
       ->capture_default_str()
@@ -68,6 +82,17 @@ absl::Status CheckOut(const FinetuneFlags& flags) {
   if (!flags.overwrite && Files::Real().Exists(flags.out)) {
     return absl::AlreadyExistsError(
         absl::StrCat(flags.out, ": exists already; --overwrite replaces it"));
+  }
+  const bool adapts = flags.lora_rank > 0 || !flags.lora_adapter.empty();
+  if (!adapts &&
+      !(flags.adapter_out.empty() && flags.lora_alpha == 0 && flags.lora_targets.empty())) {
+    return absl::InvalidArgumentError(
+        "--adapter-out, --lora-alpha, --lora-targets: expected --lora-rank or --lora-adapter with "
+        "them");
+  }
+  if (!flags.overwrite && !flags.adapter_out.empty() && Files::Real().Exists(flags.adapter_out)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(flags.adapter_out, ": exists already; --overwrite replaces it"));
   }
   return engine::CheckReplaceable(Files::Real(), flags.out);
 }
@@ -93,9 +118,14 @@ absl::StatusOr<std::unique_ptr<engine::TrainerEngine>> CreateTrainer(
                       .warmup_steps = flags.warmup,
                       .total_steps = flags.steps};
   options.weight_decay = flags.weight_decay;
+  ASSIGN_OR_RETURN(
+      const engine::PeftAdapter adapter,
+      engine::ResolveLora(files.config, {flags.lora_rank, flags.lora_alpha, flags.lora_targets},
+                          flags.lora_adapter));
+  options.lora = adapter.lora;
   ASSIGN_OR_RETURN(auto trainer, engine::TrainerEngine::Create(device, files.config, options));
   if (files.tensors != nullptr) {
-    RETURN_IF_ERROR(trainer->LoadModel(*files.tensors));
+    RETURN_IF_ERROR(trainer->LoadModel(*files.tensors, flags.seed, adapter.tensors.get()));
   } else {
     RETURN_IF_ERROR(trainer->InitRandom(flags.seed));
   }
@@ -119,6 +149,10 @@ absl::Status ExportTrained(const FinetuneFlags& flags, const engine::ModelFiles&
                                                              begin, end, type, dst);
                                    }));
   std::printf("Wrote %s\n", flags.out.c_str());
+  if (flags.adapter_out.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(engine::ExportEngineAdapter(Files::Real(), trainer,
+                                              {flags.adapter_out, files.path, flags.overwrite}));
+  std::printf("Wrote %s\n", flags.adapter_out.c_str());
   return absl::OkStatus();
 }
 

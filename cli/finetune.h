@@ -29,7 +29,11 @@ struct FinetuneFlags {
   int threads = 0;
   int64_t checkpoint_every = 100;  // steps; 0: only when interrupted
   bool overwrite = false;
-  bool restart = false;  // removes the checkpoints of an earlier try
+  bool restart = false;   // removes the checkpoints of an earlier try
+  int64_t lora_rank = 0;  // with one, or with an adapter to start from, that is trained
+  double lora_alpha = 0;
+  std::vector<std::string> lora_targets;
+  std::string lora_adapter, adapter_out;
 };
 // All but --model and --config, which are the command's; `data` describes the dataset, `batch` what
 // a step takes.
@@ -44,7 +48,7 @@ absl::StatusOr<engine::ModelFiles> OpenStart(const FinetuneFlags& flags);
 absl::StatusOr<std::unique_ptr<engine::TrainerEngine>> CreateTrainer(
     engine::Device& device, const engine::ModelFiles& files, const FinetuneFlags& flags,
     int64_t micro_batch_tokens = engine::TrainerOptions().micro_batch_tokens);
-// Writes --out.
+// Writes --out and, where an adapter was trained, --adapter-out.
 absl::Status ExportTrained(const FinetuneFlags& flags, const engine::ModelFiles& files,
                            const engine::PromptEncoder& prompts, engine::TrainerEngine& trainer);
 

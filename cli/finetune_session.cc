@@ -74,6 +74,11 @@ absl::StatusOr<Json> SettingsOf(const FinetuneFlags& flags, const std::string& s
   settings["lr"] = flags.lr;
   settings["weight-decay"] = flags.weight_decay;
   settings["seed"] = flags.seed;
+  if (flags.lora_rank == 0 && flags.lora_adapter.empty()) return settings;
+  settings["lora-rank"] = flags.lora_rank;
+  settings["lora-alpha"] = flags.lora_alpha;
+  settings["lora-targets"] = flags.lora_targets;
+  settings["lora-adapter"] = Absolute(flags.lora_adapter);
   return settings;
 }
 }  // namespace

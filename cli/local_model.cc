@@ -7,6 +7,7 @@
 #include "engine/formats/safetensors.h"
 #include "engine/text/stream_decoder.h"
 #include "engine/training/checkpoint.h"
+#include "engine/training/checkpoint_adapter.h"
 
 namespace stretto::cli {
 namespace {
@@ -27,7 +28,7 @@ absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> LoadWeights(
     const services::ModelHost& host, const std::string& checkpoint) {
   std::shared_ptr<const engine::TensorSource> source = host.files.tensors;
   if (!checkpoint.empty()) {
-    ASSIGN_OR_RETURN(source, OpenMasters(checkpoint));
+    ASSIGN_OR_RETURN(source, OpenPolicy(checkpoint, *host.device, host.files));
   }
   const auto stream = host.device->CreateStream();
   auto weights = engine::ModelWeights::Load(*host.device, *stream, host.files.config, host.dtype,
@@ -37,14 +38,14 @@ absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> LoadWeights(
 }
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const engine::TensorSource>> OpenMasters(
-    const std::string& checkpoint) {
-  auto masters = engine::OpenMasters(Files::Real(), checkpoint);
-  if (absl::IsDataLoss(masters.status())) {
-    return Annotate(masters.status(),
+absl::StatusOr<std::shared_ptr<const engine::TensorSource>> OpenPolicy(
+    const std::string& checkpoint, engine::Device& device, const engine::ModelFiles& base) {
+  auto policy = engine::OpenPolicy(Files::Real(), checkpoint, device, base.config, base.tensors);
+  if (absl::IsDataLoss(policy.status())) {
+    return Annotate(policy.status(),
                     "this checkpoint is damaged (--checkpoint takes an older one)");
   }
-  return masters;
+  return policy;
 }
 
 absl::StatusOr<std::string> NewestCheckpoint(const std::string& run_dir) {

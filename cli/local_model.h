@@ -79,9 +79,10 @@ class LocalModel {
   std::unique_ptr<engine::InferenceEngine> engine_;
 };
 
-// Where a policy's parameters are read from: the masters of a checkpoint folder.
-absl::StatusOr<std::shared_ptr<const engine::TensorSource>> OpenMasters(
-    const std::string& checkpoint);
+// Where a policy's parameters are read from: the masters of a checkpoint folder, or `base` with the
+// adapter that it has, merged on `device`.
+absl::StatusOr<std::shared_ptr<const engine::TensorSource>> OpenPolicy(
+    const std::string& checkpoint, engine::Device& device, const engine::ModelFiles& base);
 // The newest checkpoint of a run folder. NotFound: there is none.
 absl::StatusOr<std::string> NewestCheckpoint(const std::string& run_dir);
 // The model, numerics and prompts of a run, with the weights of its newest checkpoint.

@@ -62,6 +62,16 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(model, max_sequence_length, Between(2, 1 << 20),
           "Tokens of prompt and completion together; also fixes `dynamic` rope scaling."),
 
+      KEY(lora, rank, Between(0, 65536),
+          "Rank of an adapter that is trained instead of the model's weights (docs/lora.md). 0: "
+          "none, or that of `adapter`."),
+      KEY(lora, alpha, AtLeast(0), "The adapter's product is scaled by alpha / rank. 0: 2 · rank."),
+      KEY(lora, targets, Any(),
+          "Linear maps that are adapted: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
+          "down_proj. Empty: all."),
+      KEY(lora, adapter, ExistingPathIfGiven(),
+          "PEFT folder to start from, relative to the run file. Empty: A at random, B zero."),
+
       KEY(data, train, ExistingPath(),
           "JSONL file, relative to the run file. Each line has `prompt` (text) or `messages` "
           "(chat) "

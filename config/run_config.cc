@@ -54,6 +54,7 @@ std::string HashOf(RunConfig config) {
   };
   config.run.dir.clear();
   config.model.path = last_part(config.model.path);
+  config.lora.adapter = last_part(config.lora.adapter);
   config.data.train = last_part(config.data.train);
   config.data.eval = last_part(config.data.eval);
   const std::string backend = config.cluster.backend;

@@ -24,6 +24,16 @@ struct ModelSection {
   int64_t max_sequence_length = 1024;  // prompt + completion; also fixes `dynamic` rope scaling
 };
 
+// An adapter that is trained instead of the model's own weights (docs/lora.md).
+struct LoraSection {
+  int64_t rank = 0;                  // 0: none, or the rank of `adapter`
+  double alpha = 0;                  // its product is scaled by alpha / rank; 0: 2 · rank
+  std::vector<std::string> targets;  // linear maps, "q_proj"; empty: all
+  std::string adapter;               // PEFT folder to start from; empty: A at random, B zero
+
+  bool enabled() const { return rank > 0 || !adapter.empty(); }
+};
+
 struct DataSection {
   std::string train;    // JSONL; each line has `prompt` (text) or `messages` (chat), and what
                         // the verifiers need (`answer`, …)
@@ -144,6 +154,7 @@ struct ClusterSection {
 struct RunConfig {
   RunSection run;
   ModelSection model;
+  LoraSection lora;
   DataSection data;
   RolloutSection rollout;
   std::vector<RewardSpec> rewards;

@@ -290,6 +290,23 @@ TEST_CASE("quantised weights are allowed where the trainer corrects for them") {
   CHECK(c->rollout.kv_dtype == "int8");
 }
 
+TEST_CASE("an adapter's keys fit together") {
+  Fixture f;
+  const auto c = f.Parse(absl::StrCat(kMinimal, "lora: {rank: 8, targets: [q_proj, v_proj]}\n"));
+  REQUIRE_OK(c);
+  CHECK(c->lora.enabled());
+  CHECK(c->lora.targets == std::vector<std::string>{"q_proj", "v_proj"});
+  CHECK_FALSE(f.Parse(kMinimal)->lora.enabled());
+  CHECK(absl::StrContains(f.Error(absl::StrCat(kMinimal, "lora: {alpha: 8}\n")),
+                          "lora.alpha: expected nothing where lora.rank is 0, found 8"));
+  CHECK(absl::StrContains(f.Error(absl::StrCat(kMinimal, "lora: {rank: 8, targets: [q]}\n")),
+                          "lora.targets: expected some of"));
+  CHECK(absl::StrContains(
+      f.Error(absl::StrCat(kMinimal, "lora: {rank: 8}\ntrain: {reduction_leaves: 2}\n",
+                           "cluster: {trainers: 2, trainer_layout: fsdp}\n")),
+      "cluster.trainer_layout: expected ddp or zero1 with lora, found 'fsdp'"));
+}
+
 // docs/run-file.md holds the generated tables between two markers; STRETTO_UPDATE_DOCS=1 rewrites
 // them.
 TEST_CASE("docs/run-file.md lists the keys as they are") {

@@ -182,8 +182,33 @@ absl::Status CheckTrainers(const RunConfig& c, const Origins& origins) {
   return absl::OkStatus();
 }
 
+absl::Status CheckLora(const RunConfig& c, const Origins& origins) {
+  const LoraSection& lora = c.lora;
+  if (lora.rank == 0 && (lora.alpha > 0 || !lora.targets.empty())) {
+    return origins.Error(
+        lora.alpha > 0 ? "lora.alpha" : "lora.targets", "nothing where lora.rank is 0",
+        lora.alpha > 0 ? NumberText(lora.alpha)
+                       : absl::StrCat("[", absl::StrJoin(lora.targets, ", "), "]"));
+  }
+  const std::set<std::string> known = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                       "gate_proj", "up_proj", "down_proj"};
+  std::set<std::string> seen;
+  for (const std::string& target : lora.targets) {
+    if (known.contains(target) && seen.insert(target).second) continue;
+    return origins.Error("lora.targets", absl::StrCat("some of ", absl::StrJoin(known, ", ")),
+                         absl::StrCat("'", target, "'", seen.contains(target) ? " twice" : ""));
+  }
+  const std::string& layout = c.cluster.trainer_layout;
+  if (lora.enabled() && c.cluster.trainers > 1 && layout != "ddp" && layout != "zero1") {
+    return origins.Error("cluster.trainer_layout", "ddp or zero1 with lora",
+                         absl::StrCat("'", layout, "'"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckCluster(const RunConfig& c, const Origins& origins) {
   RETURN_IF_ERROR(CheckTrainers(c, origins));
+  RETURN_IF_ERROR(CheckLora(c, origins));
   if (c.cluster.lease_ms < 2 * c.cluster.heartbeat_ms) {
     return origins.Error(
         "cluster.lease_ms",

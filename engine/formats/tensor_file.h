@@ -88,9 +88,7 @@ class TensorSource {
                         void* dst) const;
   // All rows.
   absl::Status ReadAll(absl::string_view name, DType out, void* dst) const;
-
- protected:
-  // The bytes of row `row` of `tensor`; the default takes them in stored order.
+  // The bytes of row `row` of `tensor`, one of tensors(); the default takes them in stored order.
   virtual absl::Span<const uint8_t> RowBytes(const TensorInfo& tensor, int64_t row) const;
 };
 

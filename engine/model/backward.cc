@@ -3,27 +3,17 @@
 // the MLP's first product is, or a whole layer from its input.
 #include <algorithm>
 
+#include "engine/model/lora.h"
 #include "engine/model/packed_state.h"
 
 namespace stretto::engine {
 namespace {
-// Gradients and parameters of one linear map.
-struct LinearMap {
-  Tensor w_NK, d_w_NK;
-  Tensor d_bias_N;  // absent without a bias
-};
-
-LinearMap MapOf(const ParameterView& weight, const ParameterView& bias, const Tensor& flat,
-                const Tensor& gradients) {
-  return {weight.In(flat), weight.In(gradients), bias ? bias.In(gradients) : Tensor{}};
-}
-
-// d_weight += d_yᵀ x, d_bias += sum d_y, d_x = d_y W.
-void LinearBackward(const LayerContext& c, const LinearMap& map, const Tensor& d_x_TK,
-                    const Tensor& d_y_TN, const Tensor& x_TK) {
-  c.device.LinearBackwardWeight(c.stream, map.d_w_NK, d_y_TN, x_TK);
-  if (map.d_bias_N) c.device.BiasBackward(c.stream, map.d_bias_N, d_y_TN);
-  c.device.LinearBackwardInput(c.stream, d_x_TK, d_y_TN, map.w_NK, /*accumulate=*/false);
+// d_weight += d_yᵀ x, d_bias += sum d_y; the bias may be absent.
+void AddLinearGradients(const LayerContext& c, const ParameterView& weight,
+                        const ParameterView& bias, const Tensor& gradients, const Tensor& d_y_TN,
+                        const Tensor& x_TK) {
+  c.device.LinearBackwardWeight(c.stream, weight.In(gradients), d_y_TN, x_TK);
+  if (bias) c.device.BiasBackward(c.stream, bias.In(gradients), d_y_TN);
 }
 }  // namespace
 
@@ -37,7 +27,8 @@ void PackedPass::Backward(Stream& stream, const ModelWeights& weights,
   STRETTO_CHECK(static_cast<int64_t>(d_logprobs_N.size()) == N);
   STRETTO_CHECK(d_entropy_N.empty() || static_cast<int64_t>(d_entropy_N.size()) == N);
   if (options_.units == nullptr) {
-    STRETTO_CHECK(gradients.dtype == DType::kF32 && gradients.size() == layout.size());
+    const ParameterLayout& of_gradients = options_.lora ? *options_.lora->layout() : layout;
+    STRETTO_CHECK(gradients.dtype == DType::kF32 && gradients.size() == of_gradients.size());
   }
   const LayerContext c = Context(stream, T);
   GradientContext g{weights, layout, {flat_weights, gradients}, {flat_weights, gradients}};
@@ -62,11 +53,29 @@ void PackedPass::Backward(Stream& stream, const ModelWeights& weights,
   } else {
     Enter(g, 0);
   }
-  c.device.EmbeddingBackward(stream, layout.embedding.In(g.unit.gradients), s.d_x_TD.Rows(0, T),
-                             s.ids_T.Cols(0, T));
+  if (options_.lora == nullptr) {
+    c.device.EmbeddingBackward(stream, layout.embedding.In(g.unit.gradients), s.d_x_TD.Rows(0, T),
+                               s.ids_T.Cols(0, T));
+  }
   Leave(0);
   c.device.Synchronize(stream);
   s.batch = nullptr;
+}
+
+void PackedPass::BackwardLinear(const LayerContext& c, const GradientContext& g,
+                                const LinearGroup& map, const Tensor& d_x_TK, const Tensor& d_y_TN,
+                                const Tensor& x_TK) const {
+  if (options_.lora != nullptr) {
+    options_.lora->AddGradients(c.stream, map.layer, map.group, g.unit.gradients, d_y_TN, x_TK);
+  } else {
+    AddLinearGradients(c, map.weight, map.bias, g.unit.gradients, d_y_TN, x_TK);
+  }
+  c.device.LinearBackwardInput(c.stream, d_x_TK, d_y_TN, map.weight.In(g.unit.flat_weights),
+                               /*accumulate=*/false);
+}
+
+Tensor PackedPass::NormGradient(const GradientContext& g, const ParameterView& norm) const {
+  return options_.lora != nullptr ? options_.lora->Unwanted(norm.cols) : norm.In(g.unit.gradients);
 }
 
 void PackedPass::Enter(GradientContext& g, int64_t unit) const {
@@ -113,9 +122,13 @@ void PackedPass::BackwardHeadChunk(const LayerContext& c, const GradientContext&
   const Tensor d_normed = s.d_normed_RD.Rows(0, count), d_last = s.d_last_RD.Rows(0, count);
   c.device.LogProbsBackward(c.stream, d_logits_RV, s.d_logprobs_R.Cols(0, count), d_entropy,
                             s.targets_N.Cols(begin, count), options_.temperature);
-  LinearBackward(c, MapOf(g.layout.lm_head, {}, g.head.flat_weights, g.head.gradients), d_normed,
-                 d_logits_RV, s.normed_RD.Rows(0, count));
-  c.device.RmsNormBackward(c.stream, d_last, g.layout.final_norm.In(g.unit.gradients), d_normed,
+  if (options_.lora == nullptr) {
+    AddLinearGradients(c, g.layout.lm_head, {}, g.head.gradients, d_logits_RV,
+                       s.normed_RD.Rows(0, count));
+  }
+  c.device.LinearBackwardInput(c.stream, d_normed, d_logits_RV,
+                               g.layout.lm_head.In(g.head.flat_weights), /*accumulate=*/false);
+  c.device.RmsNormBackward(c.stream, d_last, NormGradient(g, g.layout.final_norm), d_normed,
                            s.last_RD.Rows(0, count), g.weights.final_norm,
                            static_cast<float>(c.config.rms_norm_eps), 1, /*accumulate=*/false);
   // A row may be the source of several targets: the scatter of an embedding's gradient allows that.
@@ -132,13 +145,13 @@ void PackedPass::BackwardMlp(const LayerContext& c, const GradientContext& g, in
   const Tensor d_x = s.d_x_TD.Rows(0, T), d_normed = s.d_normed_TD.Rows(0, T);
   const Tensor d_activated = s.d_activated_TF.Rows(0, T), d_gate_up = s.d_gate_up_T2F.Rows(0, T);
   c.device.SwiGlu(c.stream, t.activated_TF, t.gate_up_T2F);
-  LinearBackward(c, MapOf(p.down, p.down_bias, g.unit.flat_weights, g.unit.gradients), d_activated,
-                 d_x, t.activated_TF);
+  BackwardLinear(c, g, {layer, LoraGroup::kDown, p.down, p.down_bias}, d_activated, d_x,
+                 t.activated_TF);
   c.device.SwiGluBackward(c.stream, d_gate_up, d_activated, t.gate_up_T2F);
   RunMlpNorm(c, g.weights.layers[layer], t);
-  LinearBackward(c, MapOf(p.gate_up, p.gate_up_bias, g.unit.flat_weights, g.unit.gradients),
-                 d_normed, d_gate_up, t.normed_TD);
-  c.device.RmsNormBackward(c.stream, d_x, p.post_attention_norm.In(g.unit.gradients), d_normed,
+  BackwardLinear(c, g, {layer, LoraGroup::kGateUp, p.gate_up, p.gate_up_bias}, d_normed, d_gate_up,
+                 t.normed_TD);
+  c.device.RmsNormBackward(c.stream, d_x, NormGradient(g, p.post_attention_norm), d_normed,
                            t.x_mid_TD, g.weights.layers[layer].post_attention_norm,
                            static_cast<float>(c.config.rms_norm_eps), 1, /*accumulate=*/true);
 }
@@ -154,8 +167,8 @@ void PackedPass::BackwardAttention(const LayerContext& c, const GradientContext&
   const auto eps = static_cast<float>(c.config.rms_norm_eps);
   const Tensor d_x = s.d_x_TD.Rows(0, T), d_normed = s.d_normed_TD.Rows(0, T);
   const Tensor d_qkv = s.d_qkv_TE.Rows(0, T);
-  LinearBackward(c, MapOf(p.o, p.o_bias, g.unit.flat_weights, g.unit.gradients),
-                 s.d_attention_TE.Rows(0, T), d_x, t.attention_TE);
+  BackwardLinear(c, g, {layer, LoraGroup::kO, p.o, p.o_bias}, s.d_attention_TE.Rows(0, T), d_x,
+                 t.attention_TE);
 
   PackedAttentionBackward attention;
   attention.forward = AttentionOf(t);
@@ -169,16 +182,15 @@ void PackedPass::BackwardAttention(const LayerContext& c, const GradientContext&
     c.device.Rope(c.stream, d, c.positions_T, c.cos_PC, c.sin_PC, heads, /*inverse=*/true);
   }
   if (c.config.qk_norm) {
-    c.device.RmsNormBackward(c.stream, d_qkv.Cols(0, q_cols), p.q_norm.In(g.unit.gradients),
+    c.device.RmsNormBackward(c.stream, d_qkv.Cols(0, q_cols), NormGradient(g, p.q_norm),
                              attention.d_q, t.qkv_TE.Cols(0, q_cols), w.q_norm, eps, H, false);
-    c.device.RmsNormBackward(c.stream, d_qkv.Cols(q_cols, kv_cols), p.k_norm.In(g.unit.gradients),
+    c.device.RmsNormBackward(c.stream, d_qkv.Cols(q_cols, kv_cols), NormGradient(g, p.k_norm),
                              attention.d_k, t.qkv_TE.Cols(q_cols, kv_cols), w.k_norm, eps, G,
                              false);
   }
   RunInputNorm(c, w, t);
-  LinearBackward(c, MapOf(p.qkv, p.qkv_bias, g.unit.flat_weights, g.unit.gradients), d_normed,
-                 d_qkv, t.normed_TD);
-  c.device.RmsNormBackward(c.stream, d_x, p.input_norm.In(g.unit.gradients), d_normed, t.x_in_TD,
+  BackwardLinear(c, g, {layer, LoraGroup::kQkv, p.qkv, p.qkv_bias}, d_normed, d_qkv, t.normed_TD);
+  c.device.RmsNormBackward(c.stream, d_x, NormGradient(g, p.input_norm), d_normed, t.x_in_TD,
                            w.input_norm, eps, 1, /*accumulate=*/true);
 }
 }  // namespace stretto::engine

@@ -17,6 +17,8 @@
 namespace stretto::engine {
 struct LayerContext;
 struct LayerTensors;
+class LoraAdapter;
+enum class LoraGroup : uint8_t;
 
 // Target n: the token targets_N[n] as the continuation of row target_rows_N[n]. A row may have
 // several targets (the last row of a prompt predicts the first token of every completion) or none.
@@ -76,6 +78,9 @@ struct PackedPassOptions {
   // backward pass, else computed again; either way the bits are the same.
   size_t logits_bytes = size_t{256} << 20;
   ParameterUnits* units = nullptr;  // outlives the pass
+  // The model's parameters are frozen: gradients are the adapter's, in its layout. It outlives the
+  // pass.
+  LoraAdapter* lora = nullptr;
 };
 
 // Both directions over one batch at a time; not thread-safe.
@@ -130,6 +135,17 @@ class PackedPass final : public TrainingPass {
   absl::Status AllocateActivations();
   absl::Status AllocateGradients();
   LayerContext Context(Stream& stream, int64_t rows) const;
+  // A linear map or group of maps of a layer on the way back: d_x, and what is wanted of the
+  // gradients of its weight and bias, or of its adapter.
+  struct LinearGroup {
+    int64_t layer = 0;
+    LoraGroup group;
+    const ParameterView &weight, &bias;
+  };
+  void BackwardLinear(const LayerContext& c, const GradientContext& g, const LinearGroup& map,
+                      const Tensor& d_x_TK, const Tensor& d_y_TN, const Tensor& x_TK) const;
+  // Where the gradient of a norm's weight goes.
+  Tensor NormGradient(const GradientContext& g, const ParameterView& norm) const;
   // Where the parameters of a unit are on the way back.
   void Enter(GradientContext& g, int64_t unit) const;
   void Leave(int64_t unit) const;

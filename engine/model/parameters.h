@@ -15,6 +15,7 @@
 #include "engine/formats/model_config.h"
 
 namespace stretto::engine {
+struct LoraOptions;
 inline constexpr int64_t kParameterAlignment = 32;  // elements: 64 bytes of bf16
 inline constexpr int64_t kLeafAlignment = 4096;     // elements: the blocks that ranks own
 
@@ -71,6 +72,9 @@ class ParameterLayout {
   // one another; a unit is what all leaves share, then leaf after leaf, each filled up with zeros
   // to a multiple of kLeafAlignment elements.
   ParameterLayout(const ModelConfig& config, const LeafRange& leaves);
+  // Of an adapter instead of the model (lora.h): its units are the layers alone, and of all views
+  // only the offsets of norms mean something, which say where units begin.
+  ParameterLayout(const ModelConfig& config, const LoraOptions& lora);
 
   // Elements of the flat run, gaps included; a multiple of kParameterAlignment.
   int64_t size() const { return size_; }

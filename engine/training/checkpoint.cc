@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "engine/formats/safetensors.h"
 #include "engine/training/checkpoint_folder.h"
@@ -18,7 +19,7 @@ namespace {
 absl::Status WriteStateFile(Files& files, const std::string& folder, const StateFile& file,
                             bool writes, TrainerEngine& engine, CheckpointManifest& manifest) {
   std::vector<const Parameter*> parameters;  // the writer's order, since all are of one type
-  for (const Parameter& p : engine.layout().parameters()) parameters.push_back(&p);
+  for (const Parameter& p : engine.trained_layout().parameters()) parameters.push_back(&p);
   std::sort(parameters.begin(), parameters.end(),
             [](const auto* a, const auto* b) { return a->spec.name < b->spec.name; });
   absl::Status status;
@@ -66,12 +67,33 @@ absl::Status WriteFolder(Files& files, const std::string& folder, TrainerEngine&
   return status;
 }
 
+std::string Describe(const absl::optional<CheckpointAdapter>& adapter) {
+  if (!adapter.has_value()) return "all weights";
+  return absl::StrCat("an adapter of rank ", adapter->lora.rank, " and alpha ", adapter->lora.alpha,
+                      " for ", absl::StrJoin(adapter->lora.targets, ", "));
+}
+
 // The model of the manifest is the engine's: names here, shapes where tensors are read.
-absl::Status CheckModel(const CheckpointReader& reader, const ParameterLayout& layout) {
-  const size_t expected = layout.parameters().size() * std::size(kStateFiles);
+absl::Status CheckModel(const CheckpointReader& reader, const TrainerEngine& engine) {
+  const CheckpointInfo& info = reader.manifest().info;
+  const absl::optional<CheckpointAdapter> mine = AdapterOf(engine);
+  if (info.adapter.has_value() != mine.has_value() ||
+      (mine.has_value() && info.adapter->lora != mine->lora)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        info.path, ": the checkpoint has ", Describe(info.adapter), ", expected ", Describe(mine)));
+  }
+  if (mine.has_value() && mine->base_hash.empty()) {
+    return absl::FailedPreconditionError("lora: a checkpoint needs the base, which isn't loaded");
+  }
+  if (mine.has_value() && info.adapter->base_hash != mine->base_hash) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(info.path, ": its adapter belongs to another base (", info.adapter->base_hash,
+                     "), this one is ", mine->base_hash));
+  }
+  const size_t expected = engine.trained_layout().parameters().size() * std::size(kStateFiles);
   const size_t found = reader.manifest().tensors.size();
   if (found == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(reader.manifest().info.path, ": ", found,
+  return absl::InvalidArgumentError(absl::StrCat(info.path, ": ", found,
                                                  " tensors of state, the model has ", expected,
                                                  "; the checkpoint belongs to another model"));
 }
@@ -106,6 +128,11 @@ class JoinedTensors final : public TensorSource {
 };
 }  // namespace
 
+absl::optional<CheckpointAdapter> AdapterOf(const TrainerEngine& engine) {
+  if (!engine.options().lora) return absl::nullopt;
+  return CheckpointAdapter{engine.options().lora, engine.base_hash()};
+}
+
 absl::StatusOr<CheckpointInfo> SaveCheckpoint(Files& files, const CheckpointOptions& options,
                                               TrainerEngine& engine,
                                               const std::string& extra_json) {
@@ -116,6 +143,7 @@ absl::StatusOr<CheckpointInfo> SaveCheckpoint(Files& files, const CheckpointOpti
   CheckpointManifest manifest;
   manifest.info.counters = engine.counters();
   manifest.info.extra_json = extra_json;
+  manifest.info.adapter = AdapterOf(engine);
   if (options.root.empty()) {
     RETURN_IF_ERROR(WriteFolder(files, "", engine, manifest));
     return std::move(manifest.info);
@@ -149,10 +177,10 @@ absl::StatusOr<CheckpointInfo> LoadCheckpoint(Files& files, const std::string& p
                                               TrainerEngine& engine) {
   ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
                    CheckpointReader::Open(files, path));
-  RETURN_IF_ERROR(CheckModel(*reader, engine.layout()));
+  RETURN_IF_ERROR(CheckModel(*reader, engine));
   for (const bool is_verified : {false, true}) {
     for (const StateFile& file : kStateFiles) {
-      for (const Parameter& p : engine.layout().parameters()) {
+      for (const Parameter& p : engine.trained_layout().parameters()) {
         ASSIGN_OR_RETURN(const absl::Span<const float> values,
                          reader->Read(file.which, p.spec.name, p.spec.shape));
         if (is_verified) engine.UploadState(file.which, p, values.data());

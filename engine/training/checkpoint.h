@@ -15,15 +15,24 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "base/files.h"
 #include "engine/training/trainer_engine.h"
 
 namespace stretto::engine {
+// Of a policy that is a base and an adapter: a checkpoint has the adapter's tensors alone.
+struct CheckpointAdapter {
+  LoraOptions lora;
+  std::string base_hash;  // HashOfBase
+  bool operator==(const CheckpointAdapter&) const = default;
+};
+
 struct CheckpointInfo {
   std::string path;             // the folder
   std::string checkpoint_hash;  // tree hash over names and hashes of all tensors and the counters
   TrainerCounters counters;
   std::string extra_json;  // the caller's own state, as given
+  absl::optional<CheckpointAdapter> adapter;
 };
 
 struct CheckpointOptions {
@@ -51,9 +60,12 @@ absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(Files& files, const std::strin
 absl::StatusOr<std::shared_ptr<const TensorSource>> OpenMasters(Files& files,
                                                                 const std::string& path);
 
-// Restores `engine` from a folder. Everything is verified before the engine is touched; DataLoss
-// names the damaged file and tensor, InvalidArgument a checkpoint of another model. In a group all
-// ranks call it at the same time.
+// The adapter of an engine with LoRA; nullopt: without.
+absl::optional<CheckpointAdapter> AdapterOf(const TrainerEngine& engine);
+
+// Restores `engine` from a folder; with LoRA its base has been loaded. Everything is verified
+// before the engine is touched; DataLoss names the damaged file and tensor, InvalidArgument a
+// checkpoint of another model, adapter or base. In a group all ranks call it at the same time.
 absl::StatusOr<CheckpointInfo> LoadCheckpoint(Files& files, const std::string& path,
                                               TrainerEngine& engine);
 

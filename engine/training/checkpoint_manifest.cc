@@ -75,6 +75,31 @@ bool ParseTensor(const Json& json, size_t num_files, CheckpointTensor& tensor) {
   });
 }
 
+Json AdapterJson(const CheckpointAdapter& adapter) {
+  return {{"rank", adapter.lora.rank},
+          {"alpha", adapter.lora.alpha},
+          {"targets", adapter.lora.targets},
+          {"base_hash", adapter.base_hash}};
+}
+
+bool ParseAdapter(const Json& json, CheckpointAdapter& adapter) {
+  if (!json.is_object()) return false;
+  const Json none;
+  const auto at = [&](const char* key) -> const Json& {
+    return json.contains(key) ? json[key] : none;
+  };
+  if (!IsSize(at("rank")) || !at("alpha").is_number() || !at("base_hash").is_string()) return false;
+  if (!at("targets").is_array() ||
+      !std::all_of(at("targets").begin(), at("targets").end(),
+                   [](const Json& target) { return target.is_string(); })) {
+    return false;
+  }
+  adapter.lora = {at("rank").get<int64_t>(), at("alpha").get<double>(),
+                  at("targets").get<std::vector<std::string>>()};
+  adapter.base_hash = at("base_hash").get<std::string>();
+  return true;
+}
+
 // A plain name, or one of another checkpoint's folder.
 bool IsFileName(absl::string_view name) {
   if (absl::ConsumePrefix(&name, kOther)) {
@@ -172,6 +197,9 @@ std::string ContentHash(const CheckpointManifest& manifest) {
   TreeHash tree;
   tree.Add("version", absl::StrCat(manifest.info.counters.version));
   tree.Add("optimizer_steps", absl::StrCat(manifest.info.counters.optimizer_steps));
+  if (manifest.info.adapter.has_value()) {
+    tree.Add("adapter", AdapterJson(*manifest.info.adapter).dump());
+  }
   for (const auto& [name, tensor] : manifest.tensors) tree.Add(name, tensor.hash);
   return tree.Finish();
 }
@@ -183,6 +211,7 @@ std::string ManifestText(const CheckpointManifest& manifest) {
   json["version"] = manifest.info.counters.version;
   json["optimizer_steps"] = manifest.info.counters.optimizer_steps;
   json["extra"] = manifest.info.extra_json;
+  if (manifest.info.adapter.has_value()) json["adapter"] = AdapterJson(*manifest.info.adapter);
   Json hashes = Json::object(), parts = Json::object();
   for (const auto& [name, tensor] : manifest.tensors) {
     hashes[name] = tensor.hash;
@@ -233,6 +262,10 @@ absl::StatusOr<CheckpointManifest> ParseManifest(const std::string& path, absl::
   m.info.counters = {json["version"].get<int64_t>(), json["optimizer_steps"].get<int64_t>()};
   m.info.extra_json = json["extra"].get<std::string>();
   m.info.checkpoint_hash = json["checkpoint_hash"].get<std::string>();
+  if (json.contains("adapter")) {
+    m.info.adapter.emplace();
+    if (!ParseAdapter(json["adapter"], *m.info.adapter)) return damaged("'adapter'");
+  }
   if (ContentHash(m) != m.info.checkpoint_hash) {
     return damaged("its content does not have its checkpoint_hash");
   }

@@ -8,7 +8,8 @@
 //    "files": ["masters.safetensors", "../step-00000010/m.safetensors", …],
 //    "parts": {"masters.safetensors:NAME": {"shape": […],
 //              "parts": [[file, stored begin, begin, count, hash, box?], …]}, …},
-//    "manifest_hash": of all the rest}
+//    "adapter": {"rank", "alpha", "targets", "base_hash"} where the policy is a base and an
+//    adapter, "manifest_hash": of all the rest}
 // Format 1 has no "files", "parts" and "manifest_hash": every tensor lies whole in the file that
 // its name begins with.
 #pragma once

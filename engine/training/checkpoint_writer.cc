@@ -78,6 +78,7 @@ absl::Status CheckpointWriter::Start(TrainerEngine& engine, const std::string& e
   job.start_seconds = clock_.NowSeconds();
   job.counters = engine.counters();
   job.extra_json = extra_json;
+  job.adapter = AdapterOf(engine);
   if (Communicator* group = engine.group(); group != nullptr && group->size() > 1) {
     job.rank = group->rank();
     job.num_ranks = group->size();
@@ -145,6 +146,7 @@ SaveReport CheckpointWriter::Run(const Job& job) {
   report.copy_seconds = clock_.NowSeconds() - job.start_seconds;
   report.info.counters = job.counters;
   report.info.extra_json = job.extra_json;
+  report.info.adapter = job.adapter;
   report.info.path = JoinPath(options_.root, CheckpointFolderName(job.counters.version));
   if (shard_ == nullptr || shard_ranks_ != job.num_ranks || shard_rank_ != job.rank) {
     shard_ = std::make_unique<ShardWriter>(

@@ -68,6 +68,7 @@ class CheckpointWriter {
   struct Job {
     TrainerCounters counters;
     std::string extra_json;
+    absl::optional<CheckpointAdapter> adapter;
     std::string attempt;  // the same on all ranks; empty: one rank
     int rank = 0, num_ranks = 1;
     int64_t epoch = 0;  // of the group

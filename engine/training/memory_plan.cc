@@ -6,6 +6,7 @@ namespace stretto::engine {
 namespace {
 constexpr size_t kF32Bytes = 4;
 constexpr size_t kOptimizerBytes = 12;  // master and two moments
+constexpr size_t kPanel = 16;           // outputs of a packed matrix are padded to a multiple
 
 size_t DivideUp(size_t a, size_t b) { return (a + b - 1) / b; }
 
@@ -39,6 +40,24 @@ struct RowElements {
   }
   size_t kept, shared, gradients;
 };
+// An adapter's state, on top of the frozen model's, and what merging and its gradients need
+// (engine/model/lora.h).
+void AddAdapter(const ModelConfig& config, const LoraOptions& lora, size_t ranks_that_divide,
+                size_t rows, MemoryPlan& plan) {
+  const ParameterLayout layout(config, lora);
+  const auto all = static_cast<size_t>(layout.size()), rank = static_cast<size_t>(lora.rank);
+  plan.state += 2 * kF32Bytes * all + kOptimizerBytes * DivideUp(all, ranks_that_divide);
+  int64_t widest = 0, largest = 0;
+  const std::vector<Parameter>& parameters = layout.parameters();  // A and B by turns
+  for (size_t i = 0; i < parameters.size(); i += 2) {
+    const int64_t inputs = parameters[i].view.cols, outputs = parameters[i + 1].view.rows;
+    plan.gathered += kF32Bytes * DivideUp(rank, kPanel) * kPanel * static_cast<size_t>(inputs);
+    widest = std::max(widest, inputs);
+    largest = std::max(largest, inputs * outputs);
+  }
+  const int64_t piece = std::min(largest, std::max(kLoraMergeElements, widest));
+  plan.workspace += kF32Bytes * (2 * static_cast<size_t>(piece) + rows * rank);
+}
 }  // namespace
 
 MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, int num_ranks) {
@@ -50,8 +69,11 @@ MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, 
     return divides ? DivideUp(units.all, static_cast<size_t>(num_ranks)) : units.all;
   };
   MemoryPlan plan;
-  plan.state = W * divided(fsdp) + kF32Bytes * divided(parallel.streams_gradients()) +
-               kOptimizerBytes * divided(parallel.kind != DataParallel::kDdp);
+  plan.state = W * divided(fsdp);
+  if (!options.lora) {
+    plan.state += kF32Bytes * divided(parallel.streams_gradients()) +
+                  kOptimizerBytes * divided(parallel.kind != DataParallel::kDdp);
+  }
   const size_t at_once =
       fsdp ? std::clamp<size_t>(static_cast<size_t>(parallel.max_gathered_layers), 1, units.layers)
            : units.layers;
@@ -68,6 +90,10 @@ MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, 
   const size_t chunk = std::clamp<size_t>(options.logits_bytes / kF32Bytes / V, 1, rows);
   plan.workspace = rows * (W * row.shared + kF32Bytes * (row.gradients + 4)) +
                    chunk * (W * 2 * D + kF32Bytes * (V + 2 * D + 4));
+  if (options.lora) {
+    const bool divides = parallel.kind != DataParallel::kDdp;
+    AddAdapter(config, options.lora, static_cast<size_t>(divides ? num_ranks : 1), rows, plan);
+  }
   return plan;
 }
 }  // namespace stretto::engine

@@ -11,7 +11,8 @@
 namespace stretto::engine {
 struct MemoryPlan {
   // Weights W, gradients 4 and masters with moments 12 bytes a parameter, divided by N where the
-  // layout divides them (docs/parallel-training.md).
+  // layout divides them (docs/parallel-training.md). With LoRA gradients, masters and moments are
+  // the adapter's, and its values in f32 are 4 bytes more.
   size_t state = 0;
   // Matrices as products like them, W bytes an element: of all layers and the head, under fsdp of
   // the layers gathered at once and the head. zero2, fsdp: gradients of two layers and the ends,

@@ -1,5 +1,6 @@
 #include "engine/training/memory_plan.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "engine/model/testing.h"
@@ -33,6 +34,32 @@ TrainBatch Batch() {
   return batch;
 }
 
+// Zeros, for a base that only takes place.
+class Zeros final : public TensorSource {
+ public:
+  explicit Zeros(const ModelConfig& config) {
+    size_t largest = 0;
+    for (const TensorSpec& spec : ExpectedTensors(config)) {
+      TensorInfo info{spec.name, StorageType::kF32, spec.shape, {}};
+      largest = std::max(largest, static_cast<size_t>(NumElements(info)) * sizeof(float));
+      tensors_.push_back(std::move(info));
+    }
+    bytes_.resize(largest);
+    for (TensorInfo& info : tensors_) {
+      info.bytes = absl::MakeConstSpan(bytes_).first(NumElements(info) * sizeof(float));
+    }
+    std::sort(tensors_.begin(), tensors_.end(),
+              [](const auto& a, const auto& b) { return a.name < b.name; });
+  }
+  const std::string& path() const override { return path_; }
+  absl::Span<const TensorInfo> tensors() const override { return tensors_; }
+
+ private:
+  std::string path_ = "zeros";
+  std::vector<uint8_t> bytes_;
+  std::vector<TensorInfo> tensors_;
+};
+
 // Held after a step.
 size_t Held(const ModelConfig& config, const TrainerOptions& options) {
   DeviceOptions device_options;
@@ -41,7 +68,8 @@ size_t Held(const ModelConfig& config, const TrainerOptions& options) {
   REQUIRE(device.ok());
   const auto engine = TrainerEngine::Create(**device, config, options);
   REQUIRE(engine.ok());
-  REQUIRE((*engine)->InitRandom(1).ok());
+  const Zeros base(config);
+  REQUIRE((options.lora ? (*engine)->LoadModel(base) : (*engine)->InitRandom(1)).ok());
   REQUIRE((*engine)->Step(Batch(), CrossEntropy()).ok());
   return (*engine)->device_bytes();
 }
@@ -67,6 +95,26 @@ TEST_CASE("the memory plan is what a trainer holds") {
         const auto planned = static_cast<double>(PlanMemory(config, options, 1).total());
         CHECK(held / planned == Approx(1).margin(0.03));
       }
+    }
+  }
+}
+
+TEST_CASE("the memory plan knows adapters") {
+  for (const int64_t rank : {8, 20}) {
+    for (const int variant : {0, 1}) {
+      const ModelConfig config = Config(variant == 0, variant == 1);
+      TrainerOptions options;
+      options.dtype = variant == 0 ? DType::kBF16 : DType::kF32;
+      options.max_sequence_length = kLength;
+      options.micro_batch_tokens = 2 * kLength;
+      options.logits_bytes = 64 << 10;
+      options.lora = {rank, 16, {}};
+      REQUIRE(NormalizeLora(config, options.lora).ok());
+      const auto held = static_cast<double>(Held(config, options));
+      const MemoryPlan plan = PlanMemory(config, options, 1);
+      CHECK(held / static_cast<double>(plan.total()) == Approx(1).margin(0.03));
+      options.lora = {};
+      CHECK(plan.state < PlanMemory(config, options, 1).state);
     }
   }
 }

@@ -46,6 +46,15 @@ class PhaseTimer {
 };
 
 bool IsVector(const Parameter& p) { return p.spec.shape.size() == 1; }
+
+absl::Status ReadFinite(const TensorSource& source, const Parameter& p, std::vector<float>& host) {
+  RETURN_IF_ERROR(source.ReadAll(p.spec.name, DType::kF32, host.data()));
+  if (std::all_of(host.begin(), host.end(), [](float x) { return std::isfinite(x); })) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(source.path(), ": tensor ", p.spec.name, " holds a NaN or infinity"));
+}
 }  // namespace
 
 absl::Span<const uint8_t> HostWeights::bytes(const Parameter& parameter) const {
@@ -80,7 +89,7 @@ absl::StatusOr<std::unique_ptr<TrainerEngine>> TrainerEngine::Create(Device& dev
 
 absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
   const ParallelOptions& parallel = options_.parallel;
-  layout_ = held_layout_ = std::make_shared<const ParameterLayout>(config);
+  layout_ = held_layout_ = trained_layout_ = std::make_shared<const ParameterLayout>(config);
   if (parallel.tensor_parallel != 1 || parallel.k_leaves != 1) {
     ASSIGN_OR_RETURN(tensor_, TensorParallel::Create(config, parallel, world_));
     held_layout_ = tensor_->layout();
@@ -90,9 +99,13 @@ absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
     ASSIGN_OR_RETURN(own_group_, GroupOfOne("trainer"));
     group_ = own_group_.get();
   }
+  if (options_.lora) RETURN_IF_ERROR(AllocateAdapted(config));
   Communicator* leaves = tensor_ == nullptr ? nullptr : tensor_->leaves();
-  ASSIGN_OR_RETURN(state_, TrainingState::Create(device_, *stream_, held_layout_, options_.dtype,
-                                                 parallel, group_, leaves));
+  ASSIGN_OR_RETURN(
+      state_,
+      TrainingState::Create(device_, *stream_, adapted_ != nullptr ? trained_layout_ : held_layout_,
+                            adapted_ != nullptr ? DType::kF32 : options_.dtype, parallel, group_,
+                            leaves, adapted_ != nullptr ? adapted_->flat_weights() : Tensor{}));
   PackedPassOptions pass;
   pass.max_rows = pass.max_targets =
       std::max(options_.micro_batch_tokens, options_.max_sequence_length);
@@ -100,6 +113,7 @@ absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
   pass.checkpointing = options_.checkpointing;
   pass.logits_bytes = options_.logits_bytes;
   pass.units = state_->units();
+  if (adapted_ != nullptr) pass.lora = &adapted_->adapter();
   if (tensor_ == nullptr) {
     ASSIGN_OR_RETURN(pass_, PackedPass::Create(*transformer_, pass));
   } else {
@@ -109,16 +123,17 @@ absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
   return absl::OkStatus();
 }
 
-absl::Status TrainerEngine::LoadModel(const TensorSource& source) {
+absl::Status TrainerEngine::LoadModel(const TensorSource& source, uint64_t seed,
+                                      const TensorSource* adapter) {
+  if (adapted_ != nullptr) {
+    RETURN_IF_ERROR(LoadBase(source));
+    return LoadAdapter(seed, adapter);
+  }
   RETURN_IF_ERROR(CheckShapes(config(), source));
   std::vector<float> host;
   for (const Parameter& p : layout_->parameters()) {
     host.resize(p.view.size());
-    RETURN_IF_ERROR(source.ReadAll(p.spec.name, DType::kF32, host.data()));
-    if (!std::all_of(host.begin(), host.end(), [](float x) { return std::isfinite(x); })) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(source.path(), ": tensor ", p.spec.name, " holds a NaN or infinity"));
-    }
+    RETURN_IF_ERROR(ReadFinite(source, p, host));
     UploadState(StateTensor::kMaster, p, host.data());
   }
   state_->ClearMoments();
@@ -127,6 +142,9 @@ absl::Status TrainerEngine::LoadModel(const TensorSource& source) {
 
 absl::Status TrainerEngine::InitRandom(uint64_t seed, double std) {
   if (!(std > 0)) return absl::InvalidArgumentError("InitRandom: std must be positive");
+  if (adapted_ != nullptr) {
+    return absl::InvalidArgumentError("lora: random weights are no base for an adapter");
+  }
   std::vector<float> host;
   uint64_t index = 0;
   for (const Parameter& p : layout_->parameters()) {
@@ -268,7 +286,7 @@ TrainerEngine::Targets TrainerEngine::ForwardMicroBatch(const TrainBatch& batch,
   result.num_computed_tokens += micro_batch.packed.num_rows();
   {
     PhaseTimer timer(clock_, result.forward_seconds);
-    pass_->Forward(*stream_, state_->weights(), micro_batch.packed, absl::MakeSpan(logprobs),
+    pass_->Forward(*stream_, weights(), micro_batch.packed, absl::MakeSpan(logprobs),
                    absl::MakeSpan(entropy));
   }
   PhaseTimer timer(clock_, result.objective_seconds);
@@ -286,8 +304,7 @@ TrainerEngine::Targets TrainerEngine::ForwardMicroBatch(const TrainBatch& batch,
 void TrainerEngine::BackwardMicroBatch(const Targets& targets, StepResult& result) {
   PhaseTimer timer(clock_, result.backward_seconds);
   pass_->Backward(
-      *stream_, state_->weights(), *held_layout_, state_->flat_weights(), state_->gradients(),
-      targets.d_logprobs,
+      *stream_, weights(), *held_layout_, flat_weights(), state_->gradients(), targets.d_logprobs,
       targets.any_entropy ? absl::Span<const float>(targets.d_entropy) : absl::Span<const float>());
 }
 
@@ -352,6 +369,7 @@ absl::Status TrainerEngine::Update(StepResult& result) {
     step.grad_scale = static_cast<float>(std::min(1.0, factor));
   }
   broken_ = state_->Update(step, options_.weight_decay);
+  if (broken_.ok() && adapted_ != nullptr) broken_ = adapted_->Merge(state_->flat_weights());
   return broken_;
 }
 
@@ -382,7 +400,7 @@ absl::StatusOr<BatchLogProbs> TrainerEngine::LogProbs(const TrainBatch& batch) {
   for (const MicroBatch& m : micro_batches) {
     std::vector<float> logprobs(m.packed.num_targets()), entropy(m.packed.num_targets());
     if (state_->stream() != nullptr) state_->stream()->BeginRound({});
-    pass_->Forward(*stream_, state_->weights(), m.packed, absl::MakeSpan(logprobs),
+    pass_->Forward(*stream_, weights(), m.packed, absl::MakeSpan(logprobs),
                    absl::MakeSpan(entropy));
     if (state_->stream() != nullptr) RETURN_IF_ERROR(state_->stream()->EndRound());
     RETURN_IF_ERROR(pass_->status());
@@ -406,6 +424,10 @@ std::shared_ptr<const HostWeights> TrainerEngine::GetWeights() {
 
 absl::StatusOr<std::shared_ptr<const HostWeights>> TrainerEngine::GatherWeights() {
   auto host = std::make_shared<HostWeights>(layout_, options_.dtype, counters_.version);
+  if (adapted_ != nullptr) {
+    device_.Download(*stream_, flat_weights(), host->data());
+    return host;
+  }
   RETURN_IF_ERROR(tensor_ == nullptr
                       ? state_->DownloadWeights(host->data())
                       : tensor_->DownloadWeights(*state_, options_.dtype, host->data()));
@@ -420,6 +442,7 @@ absl::Status TrainerEngine::ReadRows(const Parameter& parameter, int64_t row_beg
                                               row_end, ") of ", view.rows));
   }
   const bool masters = dtype == DType::kF32;
+  if (adapted_ != nullptr) return ReadAdaptedRows(parameter, row_begin, row_end, dtype, dst);
   const bool shares_leaves = tensor_ != nullptr && tensor_->leaves() != nullptr;
   if (shares_leaves || (masters ? !state_->has_all_masters() : !state_->has_all_weights())) {
     return absl::FailedPreconditionError(
@@ -459,7 +482,7 @@ int64_t TrainerEngine::num_parameters() const {
 }
 
 size_t TrainerEngine::device_bytes() const {
-  const MemoryLedger m = state_->ledger();
+  const MemoryLedger m = memory();
   return m.weights + m.gradients + m.optimizer + m.packed + m.windows + pass_->bytes();
 }
 
@@ -493,6 +516,7 @@ void TrainerEngine::UploadState(StateTensor which, const Parameter& parameter, c
 absl::Status TrainerEngine::FinishRestore(const TrainerCounters& counters) {
   counters_ = counters;
   broken_ = state_->RefreshWeights();
+  if (broken_.ok() && adapted_ != nullptr) broken_ = adapted_->Merge(state_->flat_weights());
   return broken_;
 }
 }  // namespace stretto::engine

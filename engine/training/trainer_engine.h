@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "engine/model/packed_pass.h"
 #include "engine/model/transformer.h"
+#include "engine/training/adapted_model.h"
 #include "engine/training/micro_batch.h"
 #include "engine/training/objective.h"
 #include "engine/training/parallel.h"
@@ -39,6 +40,9 @@ struct TrainerOptions {
   double weight_decay = 0;     // of matrices; norms and biases do not decay
   double max_grad_norm = 1.0;  // 0: no clipping
   ParallelOptions parallel;
+  // With a rank: the policy is the model and an adapter, which alone is trained (docs/lora.md). For
+  // ddp and zero1, with one leaf of K.
+  LoraOptions lora;
 };
 
 struct StepResult {
@@ -114,8 +118,14 @@ class TrainerEngine {
   ~TrainerEngine();
 
   // Masters from a model file (CheckShapes first), moments zero, version 0. A NaN or infinity among
-  // the weights is an error that names the tensor.
-  absl::Status LoadModel(const TensorSource& source);
+  // the weights is an error that names the tensor. With LoRA the model is the base, and `source`
+  // outlives the engine; the adapter is `adapter`, or A drawn as a pure function of `seed` (Kaiming
+  // uniform, as PEFT does) and B zeros.
+  absl::Status LoadModel(const TensorSource& source, uint64_t seed = 1,
+                         const TensorSource* adapter = nullptr);
+  // The base alone, before a checkpoint is restored; it has no part in checkpoints. Without LoRA it
+  // does nothing.
+  absl::Status LoadBase(const TensorSource& source);
   // Masters drawn from normals of standard deviation `std` (norm weights 1, biases 0): a pure
   // function of the seed. For models trained from nothing.
   absl::Status InitRandom(uint64_t seed, double std = 0.02);
@@ -139,8 +149,13 @@ class TrainerEngine {
   int64_t version() const { return counters_.version; }
   const ModelConfig& config() const;
   const TrainerOptions& options() const { return options_; }
-  const ParameterLayout& layout() const { return *layout_; }
+  const ParameterLayout& layout() const { return *layout_; }  // the model's
+  // What has masters and moments: the model's parameters, or those of its adapter.
+  const ParameterLayout& trained_layout() const { return *trained_layout_; }
   int64_t num_parameters() const;
+  int64_t num_trained_parameters() const;
+  // HashOfBase of the base; empty without LoRA, or before it is there.
+  std::string base_hash() const { return adapted_ != nullptr ? adapted_->base_hash() : ""; }
   size_t device_bytes() const;  // held by tensors
   NumericProfile profile() const;
 
@@ -150,9 +165,10 @@ class TrainerEngine {
   }
 
   // What this rank holds, but for activations.
-  MemoryLedger memory() const { return state_->ledger(); }
+  MemoryLedger memory() const;
 
-  // For checkpoints: the state is these three flat f32 tensors and the counters. Where it is
+  // For checkpoints: the state is these three flat f32 tensors, of the parameters of
+  // trained_layout(), and the counters. Where it is
   // divided, all ranks download at the same time and each gets everything; each uploads everything
   // and keeps its part.
   using StateTensor = engine::StateTensor;
@@ -181,6 +197,17 @@ class TrainerEngine {
   };
   TrainerEngine(Device& device, const TrainerOptions& options, Clock& clock, Communicator* group);
   absl::Status Allocate(const ModelConfig& config);
+  absl::Status AllocateAdapted(const ModelConfig& config);
+  absl::Status LoadAdapter(uint64_t seed, const TensorSource* adapter);
+  absl::Status ReadAdaptedRows(const Parameter& parameter, int64_t row_begin, int64_t row_end,
+                               DType dtype, void* dst);
+  // What passes read.
+  const ModelWeights& weights() {
+    return adapted_ != nullptr ? adapted_->weights() : state_->weights();
+  }
+  const Tensor& flat_weights() const {
+    return adapted_ != nullptr ? adapted_->flat_weights() : state_->flat_weights();
+  }
   MicroBatchLimits Limits() const;
   // Whether all ranks of the group are about to do the same; an error names those that aren't.
   absl::Status AgreeOn(const TrainBatch& batch);
@@ -212,12 +239,14 @@ class TrainerEngine {
   Clock& clock_;
   // Of the whole model; of what ranks with the same leaves hold of it (mostly the same).
   std::shared_ptr<const ParameterLayout> layout_, held_layout_;
+  std::shared_ptr<const ParameterLayout> trained_layout_;  // layout_, or the adapter's
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Transformer> transformer_;
   std::unique_ptr<Communicator> own_group_;  // of one, for layouts that want a group
   Communicator* world_ = nullptr;            // all ranks; null: alone
   std::unique_ptr<TensorParallel> tensor_;   // of a model in leaves
   Communicator* group_ = nullptr;            // ranks with the same leaves; null: alone
+  std::unique_ptr<AdaptedModel> adapted_;    // with LoRA
   std::unique_ptr<TrainingState> state_;
   std::unique_ptr<TrainingPass> pass_;
   TrainerCounters counters_;

@@ -43,7 +43,9 @@ class TrainingState::Follower final : public ParameterUnits {
   explicit Follower(TrainingState& state) : state_(state) {}
   void BeforeForward(int64_t) override {}
   void AfterForward(int64_t) override {}
-  Tensors BeforeBackward(int64_t) override { return {state_.weights_flat_, state_.gradients_}; }
+  Tensors BeforeBackward(int64_t) override {
+    return {state_.model_ ? state_.model_ : state_.weights_flat_, state_.gradients_};
+  }
   void AfterBackward(int64_t unit) override {
     if (!expected_) return;
     state_.StartSum(unit, {});
@@ -75,7 +77,8 @@ TrainingState::~TrainingState() {
 
 absl::StatusOr<std::unique_ptr<TrainingState>> TrainingState::Create(
     Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout, DType dtype,
-    const ParallelOptions& options, Communicator* communicator, Communicator* leaves) {
+    const ParallelOptions& options, Communicator* communicator, Communicator* leaves,
+    const Tensor& model) {
   const int num_ranks = communicator == nullptr ? 1 : communicator->size();
   if (options.reduction_leaves < num_ranks) {
     return absl::InvalidArgumentError(absl::StrCat("trainer: reduction_leaves is ",
@@ -92,6 +95,7 @@ absl::StatusOr<std::unique_ptr<TrainingState>> TrainingState::Create(
   }
   std::unique_ptr<TrainingState> state(
       new TrainingState(device, stream, std::move(layout), options, communicator, leaves));
+  state->model_ = model;
   RETURN_IF_ERROR(state->Allocate(dtype));
   if ((communicator != nullptr || leaves != nullptr) &&
       device.HostMemory(state->gradients_) == nullptr) {
@@ -120,7 +124,9 @@ absl::Status TrainingState::Allocate(DType dtype) {
     RETURN_IF_ERROR(make(optimizer_memory_, DType::kF32, optimizer_place_, *t));
   }
   RETURN_IF_ERROR(make(gradient_memory_, DType::kF32, gradient_place_, gradients_));
-  if (weight_place_.map == &whole_) {
+  if (model_) {
+    STRETTO_CHECK(!options_.streams_gradients());
+  } else if (weight_place_.map == &whole_) {
     ASSIGN_OR_RETURN(weights_, ModelWeights::View(device_, stream_, *layout_, weights_flat_));
   } else {
     weights_ = ModelWeights::Empty(*layout_);
@@ -253,7 +259,7 @@ absl::Status TrainingState::PublishWeights() {
   device_.Synchronize(stream_);
   if (weight_place_.map != &whole_) return absl::OkStatus();
   if (optimizer_place_.map != &whole_) RETURN_IF_ERROR(GatherFlat(weights_flat_));
-  weights_->Refresh(device_, stream_, *layout_, weights_flat_);
+  if (weights_ != nullptr) weights_->Refresh(device_, stream_, *layout_, weights_flat_);
   device_.Synchronize(stream_);
   return absl::OkStatus();
 }
@@ -501,7 +507,8 @@ MemoryLedger TrainingState::ledger() const {
   l.gradients = gradient_memory_.bytes();
   l.optimizer = optimizer_memory_.bytes();
   l.windows = unit_stream_ != nullptr ? unit_stream_->window_bytes() : partial_bytes_max_;
-  l.packed = weight_place_.map == &whole_ ? weights_->bytes() : unit_stream_->packed_bytes();
+  if (unit_stream_ != nullptr) l.packed = unit_stream_->packed_bytes();
+  if (weight_place_.map == &whole_) l.packed = weights_ != nullptr ? weights_->bytes() : 0;
   return l;
 }
 }  // namespace stretto::engine

@@ -52,10 +52,12 @@ class StateReader {
 class TrainingState {
  public:
   // `communicator` may be null for a rank that is alone; it outlives the state. `leaves`: of the
-  // ranks that hold the model's other leaves, or null.
+  // ranks that hold the model's other leaves, or null. `model`: `layout` is an adapter's, and this
+  // is what passes read as the model's flat weights; then weights() is not asked for.
   static absl::StatusOr<std::unique_ptr<TrainingState>> Create(
       Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout, DType dtype,
-      const ParallelOptions& options, Communicator* communicator, Communicator* leaves = nullptr);
+      const ParallelOptions& options, Communicator* communicator, Communicator* leaves = nullptr,
+      const Tensor& model = {});
   ~TrainingState();
 
   // --- what passes work on
@@ -158,6 +160,7 @@ class TrainingState {
   Communicator* leaves_;
   const ShardMap map_, whole_;
   Place optimizer_place_, gradient_place_, weight_place_;
+  Tensor model_;  // with an adapter
   DeviceMemory optimizer_memory_, gradient_memory_, weight_memory_;
   Tensor weights_flat_, master_, m_, v_, gradients_;  // of one row
   std::unique_ptr<ModelWeights> weights_;

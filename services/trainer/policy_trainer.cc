@@ -111,9 +111,16 @@ absl::Status PolicyTrainer::OpenEngine(const std::string& layout) {
 }
 
 absl::Status PolicyTrainer::CreateEngine(const std::string& layout) {
-  ASSIGN_OR_RETURN(const engine::TrainerOptions options, EngineOptionsOf(run_, *host_, layout));
+  ASSIGN_OR_RETURN(engine::TrainerOptions options, EngineOptionsOf(run_, *host_, layout));
+  const LoraSection& lora = run_.lora;
+  ASSIGN_OR_RETURN(engine::PeftAdapter adapter,
+                   engine::ResolveLora(host_->files.config, {lora.rank, lora.alpha, lora.targets},
+                                       lora.adapter));
+  options.lora = adapter.lora;
+  start_adapter_ = std::move(adapter.tensors);
   ASSIGN_OR_RETURN(engine_, engine::TrainerEngine::Create(*host_->device, host_->files.config,
                                                           options, Clock::Real(), group_.get()));
+  RETURN_IF_ERROR(engine_->LoadBase(*host_->files.tensors));
   absl::MutexLock lock(&state_mutex_);
   state_.num_parameters = engine_->num_parameters();
   return absl::OkStatus();
@@ -145,7 +152,7 @@ absl::Status PolicyTrainer::RestoreOrBegin() {
                                        "/checkpoints can be used (move the folder away to begin "
                                        "anew); last"));
   }
-  return engine_->LoadModel(*host_->files.tensors);
+  return engine_->LoadModel(*host_->files.tensors, run_.run.seed, start_adapter_.get());
 }
 
 absl::Status PolicyTrainer::Restore(const std::string& folder) {

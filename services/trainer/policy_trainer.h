@@ -130,6 +130,7 @@ class PolicyTrainer {
   void ReportQuantizationGap(const StepOutcome& outcome);
 
   const RunConfig run_;
+  std::shared_ptr<const engine::TensorSource> start_adapter_ ABSL_GUARDED_BY(engine_mutex_);
   const ModelHost* host_;
   Metrics* metrics_;
   GroupSeat* seat_;

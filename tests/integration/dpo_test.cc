@@ -79,6 +79,24 @@ TEST_CASE("preferences are learned from log 2 on, with bits that know no threads
   CHECK(free_log.find("step 1/40  loss 0.6931") == std::string::npos);
 }
 
+TEST_CASE("preferences are learned by an adapter, which is written beside the merged model") {
+  const Dpo dpo;
+  const std::string adapter = dpo.File("adapter");
+  const std::string log = dpo.Run("a", 0,
+                                  {"--lora-rank", "8", "--lora-targets", "q_proj,down_proj",
+                                   "--lora-alpha", "512", "--adapter-out", adapter});
+  CHECK(log.find("step 1/40  loss 0.6931") != std::string::npos);  // B is zero
+  CHECK(log.find("accuracy 1.000", log.find("step 40/40")) != std::string::npos);
+  CHECK(Files::Real().Exists(adapter + "/adapter_model.safetensors"));
+  // It is something to start from, under its own rank alone.
+  dpo.Run("b", 0, {"--lora-adapter", adapter});
+  CHECK(
+      dpo.Run("c", 2, {"--lora-adapter", adapter, "--lora-rank", "4"}).find("has rank 8, not 4") !=
+      std::string::npos);
+  CHECK(dpo.Run("d", 2, {"--adapter-out", dpo.File("none")}).find("--lora-rank") !=
+        std::string::npos);
+}
+
 TEST_CASE("a bad line of preferences is named with its file") {
   const Dpo dpo;
   std::ofstream(dpo.File("bad.jsonl")) << "{\"prompt\": \"1+1=\", \"chosen\": \"2\", "

@@ -216,6 +216,46 @@ TEST_CASE("a KL term, and prompts that are too long") {
   CHECK(summary["last_step"].contains("kl"));
 }
 
+TEST_CASE("a run of an adapter has no mismatch, goes on after a kill, and exports the adapter") {
+  TestRunOptions options = Options();
+  options.algorithm = "algorithm: {kl_coef: 0.05}\n";  // the reference is the base
+  const std::vector<std::string> sets = {"lora.rank=4", "train.lr=0.01"};
+  Cluster cluster(sets, options), killed(sets, options);
+  cluster.StartAll();
+  const json summary = cluster.Finish();
+  CHECK(summary["logprob_mismatch_max"] == 0.0);
+  CHECK(summary["last_step"]["kl"] > 0);
+  CHECK(summary["checkpoint_hash"] != UndisturbedHash());
+  killed.StartAll();
+  SleepMs(1500);
+  killed.KillAll();
+  killed.StartAll();
+  CHECK(killed.Finish()["checkpoint_hash"] == summary["checkpoint_hash"]);
+
+  // As `stretto up` leaves it in the run's folder.
+  const auto file = Files::Real().ReadAll(cluster.run().run_file());
+  REQUIRE(file.ok());
+  REQUIRE(Files::Real().WriteAtomically(cluster.run().run_dir() + "/run.yaml", *file).ok());
+  const auto run = [&](const std::vector<std::string>& arguments) {
+    Process process("stretto", arguments, cluster.run().File("stretto.log"));
+    const int code = process.WaitForExit(kRunTimeoutMs);
+    INFO(process.Log());
+    CHECK(code == 0);
+  };
+  const std::string adapter = cluster.run().File("adapter");
+  run({"export", "--adapter", cluster.run().run_dir(), adapter});
+  CHECK(Files::Real().Exists(adapter + "/adapter_config.json"));
+  CHECK(Files::Real().Exists(adapter + "/adapter_model.safetensors"));
+  run({"export", cluster.run().run_dir(), cluster.run().File("merged")});
+  run({"generate", "--run", cluster.run().run_dir(), "--prompt", "1+1=", "--max-tokens", "4"});
+  // Another run begins where this one ended: with its adapter.
+  Cluster next({"lora.adapter=" + adapter, "train.steps=1"}, options);
+  next.StartAll();
+  const json after = next.Finish();
+  CHECK(after["logprob_mismatch_max"] == 0.0);
+  CHECK(after["last_step"]["kl"] > 0);
+}
+
 // Each setting trains, and differently; the adaptive KL coefficient is part of what a killed run
 // goes on with.
 TEST_CASE("other objectives, and an adaptive KL coefficient that goes on where it was") {
