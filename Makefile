@@ -1,10 +1,17 @@
 # The project's commands. The scripts work on a bare Debian 12, where there is no make yet.
-.PHONY: build test demo bench bench-generator bench-trainer bench-sync same-bits lint format asan tsan clang fuzz clean
+.PHONY: build test demo bench bench-generator bench-trainer bench-sync same-bits simulate resume-chaos chaos lint format asan tsan clang fuzz clean
 build:            ; scripts/install-packages && scripts/build release
 test:             ; scripts/test
 demo:             ; scripts/demo $(ARGS)
 # The random tests of the generator's promise with other seeds: make same-bits SEEDS=100
 same-bits:        ; scripts/same-bits $(SEEDS)
+# The coordinator's core through simulated runs: make simulate SEEDS=100000. A failing seed is named;
+# STRETTO_SIM_SEED=n replays it and tells what happens.
+SEEDS ?=
+simulate:         ; scripts/build release coordinator_core_test && STRETTO_SIM_COUNT=$(or $(SEEDS),100000) build/release/tests/coordinator_core_test "whatever crashes*"
+# Real processes, killed, stopped and cut off: make resume-chaos SEED=2 KILLS=20, make chaos SEED=2 STEPS=30
+chaos_programs = stretto stretto-coordinator stretto-generator stretto-scorer stretto-trainer
+resume-chaos:     ; scripts/build release $(chaos_programs) && SEED=$(SEED) KILLS=$(KILLS) scripts/resume-chaos
 lint:             ; scripts/lint
 format:           ; scripts/lint --fix
 asan:             ; scripts/build asan && ctest --test-dir build/asan --output-on-failure --no-tests=error

@@ -146,6 +146,10 @@ absl::Status Supervisor::Poll(std::vector<std::string>* notes) {
   return absl::OkStatus();
 }
 
+void Supervisor::OnProgress() {
+  for (auto& [name, process] : processes_) process.num_quick_failures = 0;
+}
+
 void Supervisor::Signal(const std::string& name, int signal) {
   const auto it = processes_.find(name);
   if (it != processes_.end() && it->second.pid > 0) ::kill(it->second.pid, signal);

@@ -1,8 +1,8 @@
 // Starts a run's services as local processes and keeps them alive: a process that ends without
-// being asked is started again after a pause that grows; one that keeps failing ends the run. A
-// coordinator whose run has failed (exit code 3) isn't started again.
-// Output goes to <run dir>/logs/NAME.log. Children end with this process. Single-threaded; call
-// Poll() often.
+// being asked is started again after a pause that grows; one that keeps failing, while the run
+// makes no progress, ends the run. A coordinator whose run has failed (exit code 3) isn't started
+// again. Output goes to <run dir>/logs/NAME.log. Children end with this process. Single-threaded;
+// call Poll() often.
 #pragma once
 
 #include <sys/types.h>
@@ -41,6 +41,8 @@ class Supervisor {
   // Reaps and restarts. An error is final: a process keeps failing, or refused its arguments; the
   // message has the last lines of its log. `notes` receives what a person should know.
   absl::Status Poll(std::vector<std::string>* notes);
+  // The run has come further: whoever failed before may be killed by others, and fails anew.
+  void OnProgress();
   // No process is started again from now on.
   void StopRestarting() { restarting_ = false; }
   void Signal(const std::string& name, int signal);

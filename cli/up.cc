@@ -301,6 +301,8 @@ class UpCommand {
       if (member.state() != "silent") heard_ns_[member.name()] = heard_ns_[kCoordinator];
     }
     progress_.Show(*status);
+    if (status->step() > step_) supervisor_.OnProgress();
+    step_ = status->step();
     if (status->state() == v1::RUN_STATE_FAILED) {
       supervisor_.StopRestarting();
       return absl::AbortedError(absl::StrCat("the run failed: ", status->detail()));
@@ -371,6 +373,7 @@ class UpCommand {
   Progress progress_;
   Supervisor supervisor_;
   std::unique_ptr<CoordinatorClient> client_;
+  int64_t step_ = 0;  // as told last
   std::string address_;
   std::vector<std::vector<int>> generator_processors_;  // by generator; empty: they share all
   std::map<int64_t, int> http_ports_;                   // by generator, as told

@@ -4,6 +4,8 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/client_callback.h>
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "services/common/channel.h"
 #include "services/common/grpc_status.h"
@@ -215,13 +217,14 @@ class Calls::GenerateCall : public grpc::ClientReadReactor<v1::GenerateEvent> {
  public:
   GenerateCall(Calls* calls, std::unique_ptr<v1::Generator::Stub> stub,
                std::pair<uint64_t, uint64_t> key, v1::GenerateRequest request,
-               Done<std::vector<RolloutRecord>> done)
+               std::function<void()> on_token, Done<std::vector<RolloutRecord>> done)
       : calls_(calls),
         stub_(std::move(stub)),
         key_(key),
         request_(std::move(request)),
         collector_(static_cast<uint32_t>(request_.samples_size()),
                    request_.sampling().max_tokens()),
+        on_token_(std::move(on_token)),
         done_(std::move(done)),
         context_(calls->Begin(kGenerateMs)) {
     {
@@ -236,6 +239,7 @@ class Calls::GenerateCall : public grpc::ClientReadReactor<v1::GenerateEvent> {
   void OnReadDone(bool ok) override {
     if (!ok) return;
     if (status_.ok()) status_ = collector_.Add(event_);
+    if (on_token_ && event_.ids_size() > 0) calls_->post_(std::exchange(on_token_, nullptr));
     if (!status_.ok()) {
       context_->TryCancel();
       return;
@@ -266,13 +270,15 @@ class Calls::GenerateCall : public grpc::ClientReadReactor<v1::GenerateEvent> {
   RolloutCollector collector_;
   v1::GenerateEvent event_;
   absl::Status status_;
+  std::function<void()> on_token_;
   Done<std::vector<RolloutRecord>> done_;
   const std::shared_ptr<grpc::ClientContext> context_;
 };
 
 void Calls::Generate(const Target& target, uint64_t group, uint64_t attempt,
-                     v1::GenerateRequest request, Done<std::vector<RolloutRecord>> done) {
+                     v1::GenerateRequest request, std::function<void()> on_token,
+                     Done<std::vector<RolloutRecord>> done) {
   new GenerateCall(this, v1::Generator::NewStub(ChannelTo(target)), {group, attempt},
-                   std::move(request), std::move(done));
+                   std::move(request), std::move(on_token), std::move(done));
 }
 }  // namespace stretto::services

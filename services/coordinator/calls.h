@@ -55,9 +55,10 @@ class Calls {
   using Batch = std::shared_ptr<const std::vector<v1::ExperienceGroup>>;
   void TrainStep(const Target& target, v1::TrainStepHeader header, Batch groups,
                  Done<v1::TrainStepResponse> done);
-  // `key` names the call for CancelGenerate.
+  // `group` and `attempt` name the call for CancelGenerate. `on_token`, if any, is posted when the
+  // first token has come.
   void Generate(const Target& target, uint64_t group, uint64_t attempt, v1::GenerateRequest request,
-                Done<std::vector<RolloutRecord>> done);
+                std::function<void()> on_token, Done<std::vector<RolloutRecord>> done);
   void CancelGenerate(uint64_t group, uint64_t attempt);
   void CancelAll();
 

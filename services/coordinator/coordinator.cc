@@ -14,6 +14,9 @@ namespace stretto::services {
 namespace {
 constexpr int64_t kTickMs = 50;
 constexpr int64_t kAskSeconds = 10;
+// Turns come every tick. What lies between two beyond this is time in which nobody was listened to;
+// from the longer one on it is told of.
+constexpr int64_t kMaxGapNs = 250'000'000, kLongGapNs = 1'000'000'000;
 // How often it is looked whether the run's folder is still there.
 constexpr int64_t kCheckPlaceNs = 1'000'000'000;
 // How long members and watchers have to hear that the run has ended; the shorter time when all
@@ -96,7 +99,7 @@ std::string RunEssence(RunConfig config) {
 }
 
 Coordinator::Coordinator(const RunConfig& config, const CoordinatorParts& parts)
-    : config_(config), parts_(parts) {}
+    : config_(config), parts_(parts), run_clock_(kMaxGapNs) {}
 
 absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(const RunConfig& config,
                                                                 const CoordinatorParts& parts) {
@@ -182,7 +185,7 @@ void Coordinator::Turn(std::deque<std::function<void()>> events) {
     place_checked_ns_ = now;
     journal_->CheckPlace();
   }
-  core_->OnTick(NowNs());
+  core_->OnTick(RunNowNs());
   const std::vector<Command> commands = core_->TakeCommands();
   for (const Command& command : commands) {
     std::visit([this](const auto& c) { Record(c); }, command);
@@ -211,11 +214,24 @@ void Coordinator::Turn(std::deque<std::function<void()>> events) {
   }
 }
 
+int64_t Coordinator::RunNowNs() {
+  const int64_t now_ns = run_clock_.Read(NowNs());
+  if (run_clock_.num_gaps() == num_gaps_) return now_ns;
+  num_gaps_ = run_clock_.num_gaps();
+  const int64_t gap_ns = run_clock_.last_gap_ns();
+  if (gap_ns >= 0 && gap_ns < kLongGapNs) return now_ns;
+  Do(CountFault{"clock_gap", ""});
+  LogWarning("the clock moved by ", static_cast<double>(gap_ns) * 1e-9,
+             " s at once (stopped, starved, or the clock was set); no lease ran out in that time");
+  return now_ns;
+}
+
 // What cannot be recorded must not be done.
 void Coordinator::FailOnJournal() {
+  Do(CountFault{"journal", ""});
   end_status_ = journal_->status();
   LogError("the run ends: ", end_status_.message());
-  core_->OnFault(end_status_, NowNs());
+  core_->OnFault(end_status_, RunNowNs());
   core_->TakeCommands();
   calls_->CancelAll();
   ended_ns_ = NowNs();
@@ -246,7 +262,7 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::Heartbeat
 
 absl::Status Coordinator::Leave(const v1::LeaveRequest& request) {
   return Ask<bool>([this, request]() -> absl::StatusOr<bool> {
-           core_->OnLeave(request.name(), request.member_epoch(), NowNs());
+           core_->OnLeave(request.name(), request.member_epoch(), RunNowNs());
            return true;
          })
       .status();
@@ -276,7 +292,10 @@ absl::Status Coordinator::CheckMember(const v1::RegisterRequest& request) {
 }
 
 absl::StatusOr<v1::RegisterResponse> Coordinator::DoRegister(const v1::RegisterRequest& request) {
-  RETURN_IF_ERROR(CheckMember(request));
+  if (const absl::Status status = CheckMember(request); !status.ok()) {
+    Do(CountFault{"refused_member", request.name()});
+    return status;
+  }
   PoolKind pool = PoolKind::kGenerator;
   if (request.pool() == v1::POOL_SCORER) {
     pool = PoolKind::kScorer;
@@ -285,8 +304,9 @@ absl::StatusOr<v1::RegisterResponse> Coordinator::DoRegister(const v1::RegisterR
   } else if (request.pool() != v1::POOL_GENERATOR) {
     return absl::InvalidArgumentError("a member needs a pool");
   }
-  ASSIGN_OR_RETURN(const uint64_t epoch, core_->OnRegister(request.name(), pool, request.address(),
-                                                           FromProto(request.version()), NowNs()));
+  ASSIGN_OR_RETURN(const uint64_t epoch,
+                   core_->OnRegister(request.name(), pool, request.address(),
+                                     FromProto(request.version()), RunNowNs()));
   LogInfo(request.name(), " joined from ", request.address(), ", epoch ", epoch, ", version ",
           request.version().number());
   v1::RegisterResponse response;
@@ -299,7 +319,7 @@ absl::StatusOr<v1::RegisterResponse> Coordinator::DoRegister(const v1::RegisterR
 
 absl::StatusOr<v1::HeartbeatResponse> Coordinator::DoHeartbeat(
     const v1::HeartbeatRequest& request) {
-  if (!core_->OnHeartbeat(request.name(), request.member_epoch(), NowNs())) {
+  if (!core_->OnHeartbeat(request.name(), request.member_epoch(), RunNowNs())) {
     return absl::FailedPreconditionError(absl::StrCat("epoch ", request.member_epoch(), " of ",
                                                       request.name(),
                                                       " is not its present one; register again"));
@@ -310,7 +330,7 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::DoHeartbeat(
   TakeNotice(request.name(), request.notice());
   v1::HeartbeatResponse response;
   response.set_run_ended(ended_ns_ >= 0);
-  if (ended_ns_ >= 0) core_->OnLeave(request.name(), request.member_epoch(), NowNs());
+  if (ended_ns_ >= 0) core_->OnLeave(request.name(), request.member_epoch(), RunNowNs());
   return response;
 }
 
@@ -335,13 +355,13 @@ absl::Status Coordinator::Control(v1::ControlRunRequest::Action action) {
            switch (action) {
              case v1::ControlRunRequest::ACTION_PAUSE:
              case v1::ControlRunRequest::ACTION_RESUME:
-               core_->OnPause(action == v1::ControlRunRequest::ACTION_PAUSE, NowNs());
+               core_->OnPause(action == v1::ControlRunRequest::ACTION_PAUSE, RunNowNs());
                return true;
              case v1::ControlRunRequest::ACTION_STOP:
-               core_->OnStop(NowNs());
+               core_->OnStop(RunNowNs());
                return true;
              case v1::ControlRunRequest::ACTION_CHECKPOINT:
-               core_->OnCheckpointRequest(NowNs());
+               core_->OnCheckpointRequest(RunNowNs());
                return true;
              default:
                return absl::InvalidArgumentError("an action is needed");
@@ -351,7 +371,7 @@ absl::Status Coordinator::Control(v1::ControlRunRequest::Action action) {
 }
 
 void Coordinator::StopAndWait(int64_t timeout_ms) {
-  Post([this] { core_->OnStop(NowNs()); });
+  Post([this] { core_->OnStop(RunNowNs()); });
   absl::MutexLock lock(&mutex_);
   mutex_.AwaitWithTimeout(absl::Condition(&run_is_over_), absl::Milliseconds(timeout_ms));
 }

@@ -27,6 +27,7 @@
 #include "services/coordinator/core.h"
 #include "services/coordinator/dataset.h"
 #include "services/coordinator/journal.h"
+#include "services/coordinator/run_clock.h"
 #include "services/coordinator/run_outputs.h"
 #include "stretto/v1/coordinator.pb.h"
 
@@ -71,6 +72,8 @@ class Coordinator {
   void Turn(std::deque<std::function<void()>> events);
   void FailOnJournal();
   int64_t NowNs() const { return parts_.clock->NowNs(); }
+  // For the core, on the loop.
+  int64_t RunNowNs();
   template <class T>
   absl::StatusOr<T> Ask(std::function<absl::StatusOr<T>()> question);
 
@@ -109,6 +112,7 @@ class Coordinator {
   void Do(const TakeStep& command);
   void Do(const AskTrainer& command);
   void Do(const SaveCheckpointNow& command);
+  void Do(const CountFault& command);
   void Do(const EndRun& command);
 
   void Tokenized(const TokenizePrompts& asked, const absl::StatusOr<v1::TokenizeResponse>& answer);
@@ -125,6 +129,8 @@ class Coordinator {
   template <class Command>
   v1::Caller CallerOf(const Command& command) const;
   const std::string& PromptJson(const DatasetPlace& place) const;
+  // A group that its generator has lost has its first token elsewhere.
+  void Recovered(const GenerateGroup& command);
   double SessionSeconds() const;
   void PublishStatus();
   void PublishMetrics();
@@ -137,6 +143,14 @@ class Coordinator {
   std::unique_ptr<Journal> journal_;
   std::unique_ptr<RunOutputs> outputs_;
   std::unique_ptr<Core> core_;
+  RunClock run_clock_;
+  int64_t num_gaps_ = 0;
+  struct Lost {
+    int64_t at_ns = 0;
+    std::string member;
+  };
+  std::map<uint64_t, Lost> lost_groups_;  // that have no token yet since
+  bool has_token_ = false;                // since the coordinator started
   int64_t start_ns_ = 0, mark_ns_ = 0;
   double earlier_seconds_ = 0;
   int64_t first_step_ = 0;

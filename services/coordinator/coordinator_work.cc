@@ -105,7 +105,7 @@ void Coordinator::Tokenized(const TokenizePrompts& asked,
       prompts.push_back({.length = p.ids_size(), .error = p.error()});
     }
   }
-  if (!core_->OnTokenized(asked, status, prompts, NowNs())) return;
+  if (!core_->OnTokenized(asked, status, prompts, RunNowNs())) return;
   for (size_t i = 0; i < asked.groups.size(); ++i) {
     const auto& ids = answer->prompts(static_cast<int>(i)).ids();
     if (!ids.empty()) journal_->WritePromptIds(asked.groups[i], {ids.data(), size_t(ids.size())});
@@ -131,7 +131,12 @@ void Coordinator::Do(const GenerateGroup& command) {
   }
   *request.mutable_expected_version() = ToProto(command.expected);
   request.set_priority(is_eval ? 1 : 0);
+  std::function<void()> on_token;
+  if (!has_token_ || lost_groups_.count(command.group) > 0) {
+    on_token = [this, command] { Recovered(command); };
+  }
   calls_->Generate(TargetOf(command), command.group, command.attempt, std::move(request),
+                   std::move(on_token),
                    [this, command](const absl::StatusOr<std::vector<RolloutRecord>>& answer) {
                      Generated(command, answer);
                    });
@@ -149,27 +154,63 @@ void Coordinator::Generated(const GenerateGroup& asked,
     }
   }
   absl::Status status = answer.status();
+  if (absl::IsDataLoss(status)) Do(CountFault{"impossible_rollout", asked.member});
   const int64_t wanted = asked.expected.number;
+  const int64_t oldest = wanted >= 0 ? wanted : asked.held_version;
+  const int64_t newest = wanted >= 0 ? wanted : core_->version_number();
   // A member that says it wrote with what it cannot have is not believed.
-  if (status.ok() && (min_version < 0 || max_version > core_->version_number() ||
-                      (wanted >= 0 && (min_version != wanted || max_version != wanted)))) {
-    status = absl::InternalError(
-        absl::StrCat("tokens are said to be of versions ", min_version, " to ", max_version,
-                     wanted >= 0 ? absl::StrCat(", asked for was ", wanted) : ""));
+  if (status.ok() && (min_version < oldest || max_version > newest)) {
+    Do(CountFault{"impossible_version", asked.member});
+    status = absl::DataLossError(absl::StrCat("tokens are said to be of versions ", min_version,
+                                              " to ", max_version, "; it can have written with ",
+                                              oldest, " to ", newest));
   }
-  if (core_->OnGenerated(asked, status, min_version, NowNs())) {
+  // Whoever is to do it again is asked by the turn that hears of this.
+  if (absl::IsUnavailable(status)) lost_groups_[asked.group] = {NowNs(), asked.member};
+  if (core_->OnGenerated(asked, status, min_version, RunNowNs())) {
     journal_->WriteRollouts(asked.group, *answer);
   }
 }
 
+// For people, and for scripts that measure how soon a run goes on: docs/faults.md.
+void Coordinator::Recovered(const GenerateGroup& command) {
+  const int64_t now_ns = NowNs();
+  const auto seconds = [&](int64_t from_ns) {
+    return static_cast<double>(now_ns - from_ns) * 1e-9;
+  };
+  if (!has_token_) {
+    has_token_ = true;
+    LogInfo("first token ", seconds(start_ns_), " s after the start, of group ", command.group,
+            " at ", command.member);
+  }
+  const auto lost = lost_groups_.find(command.group);
+  if (lost == lost_groups_.end()) return;
+  parts_.metrics
+      ->histogram("stretto_reissue_seconds",
+                  "From the loss of a group by its generator to its first token elsewhere.")
+      .Observe(seconds(lost->second.at_ns));
+  LogInfo("group ", command.group, ", lost by ", lost->second.member, ", has a token of ",
+          command.member, " after ", seconds(lost->second.at_ns), " s");
+  lost_groups_.erase(lost);
+}
+
+void Coordinator::Do(const CountFault& command) {
+  parts_.metrics
+      ->counter("stretto_faults_total", "What went wrong and was dealt with, by kind.",
+                {{"kind", command.kind}, {"member", command.member}})
+      .Add();
+}
+
 void Coordinator::Do(const CancelGenerate& command) {
+  if (!command.member.empty()) lost_groups_[command.group] = {NowNs(), command.member};
   calls_->CancelGenerate(command.group, command.attempt);
 }
 
 void Coordinator::Do(const ScoreGroup& command) {
   absl::StatusOr<GroupRecord> group = journal_->ReadGroup(command.group);
   if (!group.ok()) {
-    Post([this, command, status = group.status()] { core_->OnScored(command, status, NowNs()); });
+    Post(
+        [this, command, status = group.status()] { core_->OnScored(command, status, RunNowNs()); });
     return;
   }
   v1::ScoreRequest request;
@@ -195,7 +236,7 @@ void Coordinator::Scored(const ScoreGroup& asked, GroupRecord group,
   absl::Status status = answer.status();
   const bool wants_reference = group.place.epoch != kEvalEpoch && config_.algorithm.kl_coef > 0;
   if (status.ok()) status = ApplyScores(*answer, wants_reference, &group.rollouts);
-  if (core_->OnScored(asked, status, NowNs())) {
+  if (core_->OnScored(asked, status, RunNowNs())) {
     journal_->WriteScores(asked.group, group.rollouts, answer->scorer_tag());
   }
 }
@@ -207,7 +248,7 @@ void Coordinator::Do(const PrepareVersion& command) {
   request.add_sources(command.source);
   calls_->Prepare(TargetOf(command), std::move(request),
                   [this, command](const absl::StatusOr<v1::PrepareWeightsResponse>& answer) {
-                    core_->OnPrepared(command, answer.status(), NowNs());
+                    core_->OnPrepared(command, answer.status(), RunNowNs());
                   });
 }
 
@@ -217,7 +258,7 @@ void Coordinator::Do(const CommitVersion& command) {
   *request.mutable_version() = ToProto(command.version);
   calls_->Commit(TargetOf(command), std::move(request),
                  [this, command](const absl::StatusOr<v1::CommitWeightsResponse>& answer) {
-                   core_->OnCommitted(command, answer.status(), NowNs());
+                   core_->OnCommitted(command, answer.status(), RunNowNs());
                  });
 }
 
@@ -228,7 +269,8 @@ void Coordinator::Do(const PrepareRank& command) {
   calls_->PrepareGroup(TargetOf(command), std::move(request),
                        [this, command](const absl::StatusOr<v1::PrepareGroupResponse>& answer) {
                          core_->OnRankPrepared(command, answer.status(),
-                                               answer.ok() ? answer->peer_address() : "", NowNs());
+                                               answer.ok() ? answer->peer_address() : "",
+                                               RunNowNs());
                        });
 }
 
@@ -249,7 +291,7 @@ void Coordinator::Do(const JoinRank& command) {
                     [this, command](const absl::StatusOr<v1::JoinGroupResponse>& answer) {
                       core_->OnRankJoined(command, answer.status(),
                                           answer.ok() ? FromProto(answer->version()) : Version(),
-                                          NowNs());
+                                          RunNowNs());
                     });
 }
 
@@ -296,10 +338,12 @@ void Coordinator::StepTaken(const TakeStep& asked,
     if (kl != answer->metrics().end()) measured_kl = kl->second;
     rank_metrics_[asked.member] = {answer->metrics().begin(), answer->metrics().end()};
   }
-  const bool is_new = core_->OnStepTaken(asked, answer.status(), version, measured_kl, NowNs());
+  const bool is_new = core_->OnStepTaken(asked, answer.status(), version, measured_kl, RunNowNs());
   if (!is_new) return;
   RecordStep(asked, *answer);
   rank_metrics_.clear();
+  std::erase_if(lost_groups_,
+                [this](const auto& lost) { return core_->groups().count(lost.first) == 0; });
   batch_ = nullptr;
   batch_step_ = -1;
 }
@@ -356,7 +400,7 @@ void Coordinator::Do(const SaveCheckpointNow& command) {
                            }
                            // Of several ranks one writes, and says where.
                            if (status.ok() && !answer->path().empty()) last_checkpoint_ = *answer;
-                           core_->OnCheckpoint(command, status, NowNs());
+                           core_->OnCheckpoint(command, status, RunNowNs());
                          });
 }
 

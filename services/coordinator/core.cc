@@ -123,10 +123,13 @@ void Core::OnPrepared(const PrepareVersion& asked, const absl::Status& status, i
   member->is_preparing = false;
   if (status.ok()) {
     member->prepared = asked.version;
+    num_not_held_ = 0;
   } else {
     member->not_before_ns = now_ns + options_.retry_ns;
+    Emit(CountFault{"weights_not_prepared", asked.member});
     Note(absl::StrCat(asked.member, " could not prepare version ", asked.version.number, ": ",
                       status.message()));
+    if (absl::IsNotFound(status) && asked.version == version_) TrainersLackVersion(now_ns);
   }
   Advance(now_ns);
 }
@@ -140,6 +143,7 @@ void Core::OnCommitted(const CommitVersion& asked, const absl::Status& status, i
     member->version = asked.version;
   } else {
     member->not_before_ns = now_ns + options_.retry_ns;
+    Emit(CountFault{"weights_not_committed", asked.member});
     Note(absl::StrCat(asked.member, " could not commit version ", asked.version.number, ": ",
                       status.message()));
   }

@@ -48,8 +48,10 @@ struct Member {
   std::string state;  // "live", "silent", "left"
   Version version;
   int64_t last_seen_ns = 0;
-  int64_t not_before_ns = 0;  // after a fault of its own
-  int64_t num_in_flight = 0;  // samples (generators), groups and calls (scorers)
+  int64_t not_before_ns = 0;      // after a fault of its own
+  int64_t num_in_flight = 0;      // samples (generators), groups and calls (scorers)
+  std::set<uint64_t> tokenizing;  // scorers: calls that are to be answered
+  int64_t num_faults = 0;         // answers in a row that cannot be true
   bool is_preparing = false, is_committing = false;  // generators
   Version prepared;
 };
@@ -101,7 +103,9 @@ class Core {
   };
   bool OnTokenized(const TokenizePrompts& asked, const absl::Status& status,
                    const std::vector<TokenizedPrompt>& prompts, int64_t now_ns);
-  // min_version: the oldest version that wrote one of the group's tokens.
+  // min_version: the oldest version that wrote one of the group's tokens. DATA_LOSS: what came
+  // cannot be true (lengths, versions). The group is asked for again; whoever answered so is given
+  // less and less.
   bool OnGenerated(const GenerateGroup& asked, const absl::Status& status, int64_t min_version,
                    int64_t now_ns);
   // A reward that failed is not OK with code ABORTED: a failure of the group, which is replaced
@@ -156,6 +160,7 @@ class Core {
   void ExpireLeases(int64_t now_ns);
   void DropWorkOf(const std::string& member, const std::string& why, int64_t now_ns);
   Member* Current(const std::string& name, uint64_t epoch);
+  void Distrust(Member* member, int64_t now_ns);
   Group* Awaited(uint64_t id, uint64_t attempt, GroupState state);
   Member* PickScorer(int64_t now_ns);
   Member* PickGenerator(const Group& group, int64_t now_ns);
@@ -171,6 +176,7 @@ class Core {
   void SetTrainersVersion(const Version& version);
   const Member* Trainer(int64_t now_ns) const;
   bool TrainerHasVersion() const;
+  void TrainersLackVersion(int64_t now_ns);
 
   void MakeGroups();
   void MakeEvalGroups();
@@ -216,12 +222,13 @@ class Core {
 
   Version version_;  // the run's; number -1 until the first trainer came
   double kl_coef_;
-  uint64_t next_group_, next_position_;
+  uint64_t next_group_, next_position_, next_call_ = 1;
   int64_t checkpoint_version_;
   int64_t num_rejected_ = 0, num_stale_dropped_ = 0;
 
   TrainerGroup trainers_;
   int64_t trainer_failures_ = 0;  // in a row
+  int64_t num_not_held_ = 0;      // times in a row that generators did not find the run's version
   std::string trainer_activity_;
   bool checkpoint_requested_ = false;
   bool paused_ = false, stopping_ = false, ended_ = false;

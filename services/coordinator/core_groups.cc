@@ -132,7 +132,8 @@ void Core::Tokenize(int64_t now_ns) {
     if (scorer == nullptr) return;
     const size_t end =
         std::min(wanting.size(), begin + static_cast<size_t>(options_.max_tokenize_batch));
-    TokenizePrompts command{scorer->name, scorer->epoch, {}};
+    TokenizePrompts command{scorer->name, scorer->epoch, {}, next_call_++};
+    scorer->tokenizing.insert(command.call);
     for (size_t i = begin; i < end; ++i) {
       command.groups.push_back(wanting[i]->id);
       wanting[i]->member = scorer->name;
@@ -147,7 +148,7 @@ void Core::Tokenize(int64_t now_ns) {
 bool Core::OnTokenized(const TokenizePrompts& asked, const absl::Status& status,
                        const std::vector<TokenizedPrompt>& prompts, int64_t now_ns) {
   Member* scorer = Current(asked.member, asked.epoch);
-  if (scorer == nullptr || IsOver()) return false;
+  if (scorer == nullptr || IsOver() || scorer->tokenizing.erase(asked.call) == 0) return false;
   --scorer->num_in_flight;
   const bool ok = status.ok() && prompts.size() == asked.groups.size();
   if (!ok) {
@@ -207,7 +208,7 @@ void Core::Dispatch(int64_t now_ns) {
     SetState(group, GroupState::kGenerating);
     const bool pinned = group->kind == GroupKind::kEval || options_.max_staleness == 0;
     Emit(GenerateGroup{generator->name, generator->epoch, group->id, group->attempt,
-                       pinned ? generator->version : Version()});
+                       pinned ? generator->version : Version(), generator->version.number});
   }
 }
 
@@ -216,10 +217,12 @@ bool Core::OnGenerated(const GenerateGroup& asked, const absl::Status& status, i
   Member* generator = Current(asked.member, asked.epoch);
   Group* group = Awaited(asked.group, asked.attempt, GroupState::kGenerating);
   if (IsOver() || generator == nullptr || group == nullptr || group->member != asked.member) {
+    if (status.ok()) Emit(CountFault{"late_answer", asked.member});
     return false;
   }
   generator->num_in_flight -= group->kind == GroupKind::kEval ? 1 : options_.group_size;
   const int64_t later_ns = now_ns + options_.retry_ns;
+  if (!absl::IsDataLoss(status)) generator->num_faults = 0;
   if (status.ok()) {
     group->min_version = min_version;
     Requeue(group, GroupState::kGenerated, 0);
@@ -231,6 +234,12 @@ bool Core::OnGenerated(const GenerateGroup& asked, const absl::Status& status, i
     Requeue(group, GroupState::kReady, 0);
   } else if (absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) {
     generator->not_before_ns = later_ns;
+    Requeue(group, GroupState::kReady, 0);
+  } else if (absl::IsDataLoss(status) && ++group->num_lies < options_.max_lies) {
+    // What it says cannot be true: the fault is rather its own than the group's. Another may do
+    // better.
+    Distrust(generator, now_ns);
+    Note(absl::StrCat("group ", group->id, " at ", asked.member, ": ", status.message()));
     Requeue(group, GroupState::kReady, 0);
   } else if (++group->num_failures >= options_.max_generate_failures) {
     Reject(group, absl::StrCat("generation failed ", group->num_failures,
@@ -265,9 +274,11 @@ bool Core::OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t
   Member* scorer = Current(asked.member, asked.epoch);
   Group* group = Awaited(asked.group, asked.attempt, GroupState::kScoring);
   if (IsOver() || scorer == nullptr || group == nullptr || group->member != asked.member) {
+    if (status.ok()) Emit(CountFault{"late_answer", asked.member});
     return false;
   }
   --scorer->num_in_flight;
+  if (!status.ok()) Emit(CountFault{"no_reward", asked.member});
   const int64_t later_ns = now_ns + options_.retry_ns;
   if (status.ok()) {
     no_reward_.clear();

@@ -1,4 +1,6 @@
 // Members: joining, leases, leaving, and who may be given work.
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "services/coordinator/core.h"
 
@@ -98,6 +100,7 @@ void Core::ExpireLeases(int64_t now_ns) {
     member.state = "silent";
     DropWorkOf(name, "is silent", now_ns);
     Emit(RecordMember{name, member.pool, member.address, member.epoch, member.state});
+    Emit(CountFault{"silent_member", name});
     Note(absl::StrCat(name, " has been silent for longer than its lease"));
   }
 }
@@ -111,7 +114,7 @@ void Core::DropWorkOf(const std::string& name, const std::string& why, int64_t n
     if (group.state == GroupState::kTokenizing) {
       Requeue(&group, GroupState::kNew, 0);
     } else if (group.state == GroupState::kGenerating) {
-      Emit(CancelGenerate{id, group.attempt});
+      Emit(CancelGenerate{id, group.attempt, name});
       Requeue(&group, GroupState::kReady, 0);
     } else if (group.state == GroupState::kScoring) {
       Requeue(&group, GroupState::kGenerated, 0);
@@ -119,6 +122,7 @@ void Core::DropWorkOf(const std::string& name, const std::string& why, int64_t n
   }
   Member& member = it->second;
   member.num_in_flight = 0;
+  member.tokenizing.clear();
   member.is_preparing = member.is_committing = false;
   if (trainers_.Has(name)) LoseTrainers(absl::StrCat(name, " ", why), now_ns);
 }
@@ -128,6 +132,13 @@ Member* Core::Current(const std::string& name, uint64_t epoch) {
   const auto it = members_.find(name);
   if (it == members_.end() || it->second.epoch != epoch || !it->second.is_live) return nullptr;
   return &it->second;
+}
+
+// Each answer in a row that cannot be true doubles the time for which a member is given nothing.
+void Core::Distrust(Member* member, int64_t now_ns) {
+  constexpr int64_t kMaxDoublings = 7;
+  const int64_t doublings = std::min(member->num_faults++, kMaxDoublings);
+  member->not_before_ns = now_ns + (options_.retry_ns << doublings);
 }
 
 Member* Core::PickScorer(int64_t now_ns) {

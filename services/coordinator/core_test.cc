@@ -1,9 +1,11 @@
 #include "services/coordinator/core.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <set>
 
 #include "absl/strings/match.h"
+#include "services/coordinator/run_clock.h"
 
 namespace stretto::services {
 namespace {
@@ -126,6 +128,82 @@ TEST_CASE("a silent generator's work goes to another and its late answer is refu
   CHECK_FALSE(b.core.OnHeartbeat("g", epoch, 6 * kSecond));
   CHECK(b.core.OnRegister("g", PoolKind::kGenerator, "g:1", {0, "h0"}, 6 * kSecond).value() ==
         epoch + 1);
+}
+
+int64_t NumFaults(const std::vector<Command>& commands, const std::string& kind) {
+  const auto faults = Only<CountFault>(commands);
+  return std::count_if(faults.begin(), faults.end(),
+                       [&](const CountFault& fault) { return fault.kind == kind; });
+}
+
+TEST_CASE("what goes wrong is counted by kind and member") {
+  Bench b;
+  const auto generate = Only<GenerateGroup>(b.Tokenize(b.Sync()));
+  b.core.OnHeartbeat("s", 1, 5 * kSecond);
+  b.core.OnHeartbeat("t", 1, 5 * kSecond);
+  b.core.OnTick(6 * kSecond);
+  auto commands = b.Take();
+  CHECK(NumFaults(commands, "silent_member") == 1);
+  CHECK(Only<CancelGenerate>(commands)[0].member == "g");
+  CHECK_FALSE(b.core.OnGenerated(generate[0], absl::OkStatus(), 0, 6 * kSecond));
+  CHECK(NumFaults(b.Take(), "late_answer") == 1);
+}
+
+TEST_CASE("a generator whose answers cannot be true is asked less and less, its groups stay") {
+  Bench b;
+  auto generate = Only<GenerateGroup>(b.Tokenize(b.Sync()));
+  REQUIRE(generate.size() == 2);
+  int num_asked = 0;
+  for (int64_t ms = 0; ms < 20000; ms += 50) {
+    const int64_t now = ms * 1'000'000;
+    for (const char* name : {"t", "s", "g"}) b.core.OnHeartbeat(name, 1, now);
+    b.core.OnTick(now);
+    for (const auto& g : Only<GenerateGroup>(b.Take())) generate.push_back(g);
+    for (const auto& g : std::exchange(generate, {})) {
+      ++num_asked;
+      b.core.OnGenerated(g, absl::DataLossError("tokens of version 99"), 99, now);
+    }
+  }
+  CHECK(num_asked > 3);
+  CHECK(num_asked < 14);  // after 0.3 s, 0.6 s, 1.2 s, …
+  CHECK(b.core.num_rejected() == 0);
+}
+
+TEST_CASE("a trainer that does not hold what it says is asked where it stands") {
+  Bench b;
+  int64_t now = 0;
+  std::vector<AskTrainer> asked;
+  for (int i = 0; i < 40 && asked.empty(); ++i, now += kSecond / 5) {
+    b.core.OnHeartbeat("t", 1, now);
+    b.core.OnHeartbeat("g", 1, now);
+    b.core.OnTick(now);
+    const auto commands = b.Take();
+    asked = Only<AskTrainer>(commands);
+    for (const auto& c : Only<PrepareVersion>(commands)) {
+      b.core.OnPrepared(c, absl::NotFoundError("version 0 is not held"), now);
+    }
+  }
+  REQUIRE(asked.size() == 1);
+  b.core.OnTrainerStatus(asked[0], absl::OkStatus(), {0, "h0"}, now);
+  CHECK(b.core.phase() != RunPhase::kFailed);
+}
+
+TEST_CASE("time in which nobody was listened to, or that the clock made up, is no one's silence") {
+  RunClock clock(kSecond / 4);
+  CHECK(clock.Read(100 * kSecond) == 0);
+  CHECK(clock.Read(100 * kSecond + 50) == 50);
+  CHECK(clock.num_gaps() == 0);
+  CHECK(clock.Read(3700 * kSecond) == 50 + kSecond / 4);  // an hour on
+  CHECK(clock.last_gap_ns() == 3600 * kSecond - 50);
+  CHECK(clock.Read(100 * kSecond) == 50 + kSecond / 4);  // and back
+  CHECK(clock.num_gaps() == 2);
+  CHECK(clock.Read(100 * kSecond + 10) == 60 + kSecond / 4);
+
+  Bench b;
+  clock.Read(0);
+  b.core.OnTick(clock.Read(3600 * kSecond));
+  CHECK(Only<CancelGenerate>(b.Take()).empty());
+  CHECK(b.core.OnHeartbeat("g", 1, clock.Read(3600 * kSecond)));
 }
 
 TEST_CASE("a failed reward is tried again, then its group is replaced") {

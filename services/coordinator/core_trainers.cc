@@ -211,6 +211,7 @@ void Core::SetTrainersVersion(const Version& version) {
 void Core::TrainersFailed(const absl::Status& status, const std::string& what, int64_t now_ns) {
   const bool may_differ =
       absl::IsFailedPrecondition(status) && trainer_failures_ < kMaxTrainerFailures;
+  Emit(CountFault{may_differ ? "trainers_disagree" : "trainer_failed", ""});
   if (may_differ) ++trainer_failures_;
   if (!may_differ && !MayPass(status)) {
     Fail(Annotate(status, what));
@@ -233,6 +234,20 @@ const Member* Core::Trainer(int64_t now_ns) const {
     if (members_.at(rank.name).not_before_ns > now_ns) return nullptr;
   }
   return &members_.at(trainers_.ranks[0].name);
+}
+
+// Generators do not find at the trainers what those said they hold. After some times they are not
+// believed: their group is formed anew, or the one trainer is asked where it stands.
+void Core::TrainersLackVersion(int64_t now_ns) {
+  constexpr int64_t kMaxNotHeld = 8;
+  if (++num_not_held_ < kMaxNotHeld || !TrainerHasVersion() || trainers_.is_busy()) return;
+  num_not_held_ = 0;
+  Emit(CountFault{"trainer_lacks_version", trainers_.ranks[0].name});
+  if (has_group()) {
+    LoseTrainers(absl::StrCat("they do not hold version ", version_.number), now_ns);
+  } else {
+    trainers_.version = Version();
+  }
 }
 
 bool Core::TrainerHasVersion() const {

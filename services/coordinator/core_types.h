@@ -51,6 +51,7 @@ struct CoreOptions {
   int64_t max_tokenize_batch = 64;    // prompts of one call
   int64_t max_score_attempts = 2;     // answered with a failed reward; then the group is replaced
   int64_t max_generate_failures = 4;  // faults other than a lost generator; then it is replaced
+  int64_t max_lies = 16;  // answers that cannot be true before the group is held to be the reason
 };
 
 enum class GroupKind { kTrain, kEval };
@@ -81,7 +82,7 @@ struct Group {
   uint64_t attempt = 0;  // of the present state's work; answers to others are refused
   std::string member;    // who works on it now
   int64_t not_before_ns = 0;
-  int64_t num_failures = 0, num_score_failures = 0;
+  int64_t num_failures = 0, num_score_failures = 0, num_lies = 0;
   int64_t min_version = -1;  // oldest version that wrote a token; from kGenerated on
 };
 
@@ -127,6 +128,7 @@ struct TokenizePrompts {
   std::string member;
   uint64_t epoch;
   std::vector<uint64_t> groups;
+  uint64_t call;  // no other has this number
 };
 struct GenerateGroup {
   std::string member;
@@ -134,10 +136,13 @@ struct GenerateGroup {
   uint64_t group;
   uint64_t attempt;
   Version expected;  // number -1: whichever is current
+  // Of the member when it was asked; it cannot have written with an older one.
+  int64_t held_version = 0;
 };
 struct CancelGenerate {
   uint64_t group;
   uint64_t attempt;
+  std::string member = "";  // that has lost it; empty: nobody needs it any more
 };
 struct ScoreGroup {
   std::string member;
@@ -192,6 +197,11 @@ struct SaveCheckpointNow {
   uint64_t group_epoch;
   int64_t version;
 };
+// Something went wrong that the run has dealt with; docs/faults.md lists the kinds.
+struct CountFault {
+  std::string kind;
+  std::string member;
+};
 // The last command of a run.
 struct EndRun {
   absl::Status status;  // OK: done or stopped
@@ -202,7 +212,9 @@ using Command =
     std::variant<RecordMember, RecordGroup, RecordTrainers, RecordBatch, RecordVersion,
                  RecordCheckpoint, RecordEval, RecordEvent, TokenizePrompts, GenerateGroup,
                  CancelGenerate, ScoreGroup, PrepareVersion, CommitVersion, PrepareRank, JoinRank,
-                 TakeStep, AskTrainer, SaveCheckpointNow, EndRun>;
+                 TakeStep, AskTrainer, SaveCheckpointNow, CountFault, EndRun>;
+
+inline constexpr size_t kNumRecords = 8;  // the first of them are the records
 
 // What a journal knows of an earlier life of the run.
 struct RestoredRun {

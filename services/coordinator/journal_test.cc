@@ -6,6 +6,8 @@
 
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <cstdio>
+#include <filesystem>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -271,6 +273,58 @@ TEST_CASE("a full disk is a clear and lasting error, and loses nothing committed
   REQUIRE_OK(run);
   CHECK(run->versions == std::map<int64_t, std::string>{{0, "h0"}});
   CHECK(run->groups.size() > 10);
+}
+
+// The last line of tests/integration/exactly_once.sql, which checks journals from outside.
+std::string Violations(const std::string& path) {
+  const std::string command = "sqlite3 -readonly " + path +
+                              " < " STRETTO_SOURCE_DIR
+                              "/tests/integration/exactly_once.sql | tail -n 1";
+  FILE* pipe = popen(command.c_str(), "r");
+  char line[100] = "";
+  const bool is_read = pipe != nullptr && std::fgets(line, sizeof(line), pipe) != nullptr;
+  REQUIRE(pclose(pipe) == 0);
+  return is_read ? line : "";
+}
+
+void Execute(const std::string& path, const std::string& sql) {
+  auto db = Sqlite::Open(path);
+  REQUIRE_OK(db);
+  REQUIRE_OK((*db)->Execute(sql));
+}
+
+TEST_CASE("the script that checks journals from outside finds what is wrong") {
+  TempDir dir;
+  const std::string path = dir.File("run.sqlite");
+  const std::string essence = "max_staleness: 0\nprompts_per_step: 2\ngroup_size: 2\n";
+  {
+    auto journal = Journal::Open(path, "run-1", essence);
+    REQUIRE_OK(journal);
+    Fill(journal->get());
+  }
+  // Fill's rollouts are said to be of versions 1 and 2, which came later, and out of order.
+  CHECK(Violations(path) != "violations|0\n");
+  Execute(path,
+          "UPDATE rollouts SET versions = zeroblob(24), min_version = 0; UPDATE groups SET "
+          "min_version = 0; DELETE FROM batches; INSERT INTO batches VALUES(1, 0, 1), (1, 1, 2)");
+  REQUIRE(Violations(path) == "violations|0\n");
+  const std::string damaged = dir.File("damaged.sqlite");
+  for (const char* damage :
+       {"UPDATE groups SET line = 0 WHERE id = 2", "UPDATE groups SET position = 0 WHERE id = 2",
+        "DELETE FROM groups WHERE id = 3", "UPDATE groups SET round = 2 WHERE id = 1",
+        "UPDATE groups SET state = 'rejected' WHERE id = 4",
+        "DELETE FROM rollouts WHERE group_id = 1 AND sample_index = 1",
+        "DELETE FROM scores WHERE group_id = 2 AND sample_index = 0",
+        "DELETE FROM batches WHERE group_id = 2", "UPDATE batches SET ordinal = 3 - ordinal",
+        "UPDATE rollouts SET versions = zeroblob(16) WHERE group_id = 1",
+        "UPDATE rollouts SET versions = CAST(x'01' || zeroblob(23) AS BLOB)",
+        "UPDATE rollouts SET min_version = -1 WHERE group_id = 1", "DELETE FROM steps",
+        "DELETE FROM versions WHERE number = 0", "UPDATE checkpoints SET version = 7"}) {
+    INFO(damage);
+    std::filesystem::copy_file(path, damaged, std::filesystem::copy_options::overwrite_existing);
+    Execute(damaged, damage);
+    CHECK(Violations(damaged) != "violations|0\n");
+  }
 }
 
 TEST_CASE("garbage instead of a journal is named") {

@@ -86,7 +86,7 @@ RolloutCollector::RolloutCollector(uint32_t num_samples, int64_t max_tokens)
 
 absl::Status RolloutCollector::Add(const v1::GenerateEvent& event) {
   const auto fault = [&](absl::string_view what) {
-    return absl::InternalError(absl::StrCat("sample ", event.sample_index(), ": ", what));
+    return absl::DataLossError(absl::StrCat("sample ", event.sample_index(), ": ", what));
   };
   if (event.sample_index() >= rollouts_.size()) return fault("was not asked for");
   RolloutRecord& rollout = rollouts_[event.sample_index()];
@@ -119,7 +119,8 @@ absl::Status RolloutCollector::Add(const v1::GenerateEvent& event) {
     case v1::FINISH_REASON_ABORTED:
       return absl::UnavailableError(absl::StrCat("sample ", event.sample_index(), " was aborted"));
     default:
-      return fault(event.error());
+      return absl::InternalError(
+          absl::StrCat("sample ", event.sample_index(), ": ", event.error()));
   }
   return absl::OkStatus();
 }
@@ -127,11 +128,11 @@ absl::Status RolloutCollector::Add(const v1::GenerateEvent& event) {
 absl::StatusOr<std::vector<RolloutRecord>> RolloutCollector::Finish() {
   for (const RolloutRecord& rollout : rollouts_) {
     const std::string sample = absl::StrCat("sample ", rollout.sample_index);
-    if (rollout.finish_reason.empty()) return absl::InternalError(sample + " did not finish");
-    if (rollout.ids.empty()) return absl::InternalError(sample + " has no tokens");
+    if (rollout.finish_reason.empty()) return absl::DataLossError(sample + " did not finish");
+    if (rollout.ids.empty()) return absl::DataLossError(sample + " has no tokens");
     const bool has_sampling = !rollout.sampling_logprobs.empty();
     if (has_sampling && rollout.sampling_logprobs.size() != rollout.ids.size()) {
-      return absl::InternalError(sample + " has sampling log-probs for a part of its tokens");
+      return absl::DataLossError(sample + " has sampling log-probs for a part of its tokens");
     }
   }
   return std::move(rollouts_);

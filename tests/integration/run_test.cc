@@ -1,6 +1,7 @@
 // Whole runs on real processes: coordinator, trainer, scorer and two generators.
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <cstdlib>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -68,11 +69,22 @@ class Cluster {
     }
   }
 
-  // Waits for the end of the run; its summary.
+  // Waits for the end of the run; its summary. The journal is checked from outside.
   json Finish() {
     INFO(Of("coordinator").Log());
     REQUIRE(Of("coordinator").WaitForExit(kRunTimeoutMs) == 0);
+    CheckJournal();
     return Summary();
+  }
+  void CheckJournal() const {
+    const std::string found = run_.File("violations");
+    const std::string command =
+        absl::StrCat("sqlite3 -readonly ", run_.run_dir(), "/run.sqlite < ", STRETTO_SOURCE_DIR,
+                     "/tests/integration/exactly_once.sql > ", found);
+    REQUIRE(std::system(command.c_str()) == 0);
+    const std::string text = Files::Real().ReadAll(found).value_or("");
+    INFO(text);
+    CHECK(text.find("\nviolations|0\n") != std::string::npos);
   }
   json Summary() const {
     const auto text = Files::Real().ReadAll(run_.run_dir() + "/summary.json");
@@ -195,8 +207,11 @@ TEST_CASE("a stop checkpoints, and the same command goes on to the same bits") {
   CHECK(cluster.Finish()["checkpoint_hash"] == UndisturbedHash());
 }
 
-TEST_CASE("with staleness the next step is generated during training") {
+TEST_CASE("with staleness the next step is generated during training, through a kill") {
   Cluster cluster({"schedule.max_staleness=1", "train.steps=6"});
+  cluster.StartAll();
+  REQUIRE(Eventually([&] { return cluster.Status().step() >= 2; }, 60000));
+  cluster.KillAll();
   cluster.StartAll();
   const json summary = cluster.Finish();
   CHECK(summary["steps"] == 6);
