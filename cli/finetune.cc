@@ -60,6 +60,11 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
       ->capture_default_str()
       ->check(IntegerIn(0, kMaxSteps));
   command
+      .add_option("--optimizer-state", flags->optimizer_state,
+                  "Adam's moments, 8 bytes a parameter or 2")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "8bit"}));
+  command
       .add_option("--lora-rank", flags->lora_rank,
                   "Trains an adapter of this rank instead of the model's weights; 0: all weights")
       ->check(IntegerIn(0, 65536));
@@ -118,6 +123,7 @@ absl::StatusOr<std::unique_ptr<engine::TrainerEngine>> CreateTrainer(
                       .warmup_steps = flags.warmup,
                       .total_steps = flags.steps};
   options.weight_decay = flags.weight_decay;
+  options.storage.eight_bit_moments = flags.optimizer_state == "8bit";
   ASSIGN_OR_RETURN(
       const engine::PeftAdapter adapter,
       engine::ResolveLora(files.config, {flags.lora_rank, flags.lora_alpha, flags.lora_targets},

@@ -29,7 +29,8 @@ struct FinetuneFlags {
   int threads = 0;
   int64_t checkpoint_every = 100;  // steps; 0: only when interrupted
   bool overwrite = false;
-  bool restart = false;   // removes the checkpoints of an earlier try
+  bool restart = false;  // removes the checkpoints of an earlier try
+  std::string optimizer_state = "f32";
   int64_t lora_rank = 0;  // with one, or with an adapter to start from, that is trained
   double lora_alpha = 0;
   std::vector<std::string> lora_targets;

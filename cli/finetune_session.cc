@@ -74,6 +74,7 @@ absl::StatusOr<Json> SettingsOf(const FinetuneFlags& flags, const std::string& s
   settings["lr"] = flags.lr;
   settings["weight-decay"] = flags.weight_decay;
   settings["seed"] = flags.seed;
+  if (flags.optimizer_state != "f32") settings["optimizer-state"] = flags.optimizer_state;
   if (flags.lora_rank == 0 && flags.lora_adapter.empty()) return settings;
   settings["lora-rank"] = flags.lora_rank;
   settings["lora-alpha"] = flags.lora_alpha;

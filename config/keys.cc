@@ -150,6 +150,9 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(train, checkpointing, OneOf({"none", "selective", "full"}),
           "Activations computed again in the backward pass: none, the MLP's first product, or all "
           "but each layer's input. The bits are the same."),
+      KEY(train, optimizer_state, OneOf({"f32", "8bit"}),
+          "Adam's moments: 8 bytes a parameter, or 2 (docs/parallel-training.md). Part of what the "
+          "run's bits depend on."),
       KEY(train, checkpoint_every, AtLeast(0), "Steps between checkpoints. 0: only at the end."),
       KEY(train, keep_checkpoints, AtLeast(1), "Newest checkpoints kept."),
       KEY(train, max_group_replacements, AtLeast(0),
@@ -183,6 +186,8 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(cluster, trainer_layout, OneOf({"ddp", "zero1", "zero2", "fsdp"}),
           "What ranks divide: nothing, masters and moments, gradients too, weights too. Changes no "
           "bit."),
+      KEY(cluster, offload_optimizer, Any(),
+          "Trainers keep masters and moments in files of the run's folder. Changes no bit."),
       KEY(cluster, trainer_grace_ms, Between(0, 86400000),
           "How long a missing rank is waited for before fewer go on."),
       KEY(cluster, collective_timeout_ms, Between(100, 3600000),

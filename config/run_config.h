@@ -102,9 +102,10 @@ struct TrainSection {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.0;
   double max_grad_norm = 1.0;
   int64_t micro_batch_tokens = 4096;
-  int64_t reduction_leaves = 1;        // of the tree that adds gradients up; ranks share them
-  std::string checkpointing = "none";  // activations: none | selective | full
-  int64_t checkpoint_every = 10;       // steps between checkpoints; 0: only at the end
+  int64_t reduction_leaves = 1;         // of the tree that adds gradients up; ranks share them
+  std::string checkpointing = "none";   // activations: none | selective | full
+  std::string optimizer_state = "f32";  // Adam's moments: f32 | 8bit
+  int64_t checkpoint_every = 10;        // steps between checkpoints; 0: only at the end
   int64_t keep_checkpoints = 3;
   int64_t max_group_replacements = 64;  // per step; then the run stops with a clear status
 };
@@ -131,6 +132,7 @@ struct ClusterSection {
   int64_t trainers = 1;                // ranks that train together (docs/parallel-training.md)
   int64_t min_trainers = 1;            // fewest that go on without the others
   std::string trainer_layout = "ddp";  // ddp | zero1 | zero2 | fsdp: what ranks divide
+  bool offload_optimizer = false;      // masters and moments in files of the run's folder
   int64_t trainer_grace_ms = 30000;    // how long a group waits for a lost rank
   int64_t collective_timeout_ms = 60000;
   int64_t generator_threads = 0;  // 0: what the machine grants

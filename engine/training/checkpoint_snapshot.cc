@@ -10,7 +10,8 @@ constexpr int64_t kPieceElements = 1 << 19;  // 2 MB: what one waits for at most
 
 void StateSnapshot::Take(const std::shared_ptr<StateSnapshot>& snapshot, TrainerEngine& engine) {
   StateSnapshot& s = *snapshot;
-  const std::vector<StatePart> parts = engine.PartsToWrite();
+  s.sources_ = engine.PartsToWrite();
+  const std::vector<StatePart>& parts = s.sources_;
   s.parts_.clear();
   s.pieces_.clear();
   s.num_elements_ = 0;
@@ -30,18 +31,20 @@ void StateSnapshot::Take(const std::shared_ptr<StateSnapshot>& snapshot, Trainer
   {
     absl::MutexLock lock(&s.mutex_);
     s.num_copied_ = 0;
+    s.status_ = absl::OkStatus();
   }
   if (!s.pieces_.empty()) engine.AddStateReader(snapshot);
 }
 
 void StateSnapshot::AddPart(const StatePart& part, float* to, TrainerEngine& engine) {
-  const auto* from = static_cast<const float*>(engine.device().HostMemory(part.values));
-  if (from == nullptr) {
-    engine.device().Download(engine.stream(), part.values, to);
-  } else {
-    for (int64_t done = 0; done < part.count; done += kPieceElements) {
-      pieces_.push_back({from + done, to + done, std::min(kPieceElements, part.count - done)});
-    }
+  const float* from = nullptr;
+  if (!part.read) {
+    from = static_cast<const float*>(engine.device().HostMemory(part.values));
+    if (from == nullptr) engine.device().Download(engine.stream(), part.values, to);
+  }
+  for (int64_t done = 0; (from || part.read) && done < part.count; done += kPieceElements) {
+    pieces_.push_back({from != nullptr ? from + done : nullptr, to + done,
+                       std::min(kPieceElements, part.count - done), &part, done});
   }
   parts_.push_back({part.which,
                     part.parameter->spec.name,
@@ -53,12 +56,18 @@ void StateSnapshot::AddPart(const StatePart& part, float* to, TrainerEngine& eng
 
 void StateSnapshot::Copy() {
   size_t copied = 0;
+  absl::Status status;
   for (size_t i = next_.fetch_add(1); i < pieces_.size(); i = next_.fetch_add(1)) {
     const Piece& p = pieces_[i];
-    std::memcpy(p.to, p.from, static_cast<size_t>(p.count) * sizeof(float));
+    if (p.from != nullptr) {
+      std::memcpy(p.to, p.from, static_cast<size_t>(p.count) * sizeof(float));
+    } else {
+      status.Update(p.part->read(p.first, p.count, p.to));
+    }
     ++copied;
   }
   absl::MutexLock lock(&mutex_);
+  status_.Update(status);
   num_copied_ += copied;
   const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return num_copied_ == pieces_.size();

@@ -40,6 +40,11 @@ class StateSnapshot final : public StateReader {
   // On the training thread.
   void FinishReading() override;
 
+  // What reading the state came to; OK where it is in memory.
+  absl::Status status() const {
+    absl::MutexLock lock(&mutex_);
+    return status_;
+  }
   // Whole after Copy.
   const std::vector<SnapshotPart>& parts() const { return parts_; }
   size_t bytes() const { return static_cast<size_t>(num_elements_) * sizeof(float); }
@@ -48,20 +53,24 @@ class StateSnapshot final : public StateReader {
 
  private:
   struct Piece {
-    const float* from;
+    const float* from;  // null: `part` is read, from `first` on
     float* to;
     int64_t count;
+    const StatePart* part;
+    int64_t first;
   };
   void AddPart(const StatePart& part, float* to, TrainerEngine& engine);
 
   Clock& clock_;
   std::unique_ptr<float[]> memory_;
   int64_t capacity_ = 0, num_elements_ = 0;
+  std::vector<StatePart> sources_;
   std::vector<SnapshotPart> parts_;
   std::vector<Piece> pieces_;
   std::atomic<size_t> next_{0};
   std::atomic<double> blocked_seconds_{0};
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   size_t num_copied_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 }  // namespace stretto::engine

@@ -188,6 +188,7 @@ void CheckpointWriter::GiveUp(const Job& job, const absl::Status& why) {
 }
 
 absl::Status CheckpointWriter::Save(const Job& job, SaveReport& report) {
+  RETURN_IF_ERROR(snapshot_->status());
   const std::string partial = PartialOf(job);
   if (job.num_ranks == 1) RETURN_IF_ERROR(files_.RemoveAll(partial));
   RETURN_IF_ERROR(files_.MakeDirs(partial));

@@ -5,8 +5,7 @@
 namespace stretto::engine {
 namespace {
 constexpr size_t kF32Bytes = 4;
-constexpr size_t kOptimizerBytes = 12;  // master and two moments
-constexpr size_t kPanel = 16;           // outputs of a packed matrix are padded to a multiple
+constexpr size_t kPanel = 16;  // outputs of a packed matrix are padded to a multiple
 
 size_t DivideUp(size_t a, size_t b) { return (a + b - 1) / b; }
 
@@ -40,13 +39,32 @@ struct RowElements {
   }
   size_t kept, shared, gradients;
 };
+// Of masters and moments of `elements` in memory, and of the window that what isn't f32 there
+// passes through (optimizer_state.h); but for blocks that a unit's end cuts off.
+struct OptimizerBytes {
+  OptimizerBytes(const OptimizerStorage& storage, size_t elements) {
+    const bool offloads = !storage.offload_folder.empty();
+    const size_t scales = DivideUp(elements, static_cast<size_t>(kMomentBlock)) * kF32Bytes;
+    const size_t moments =
+        storage.eight_bit_moments ? 2 * (elements + scales) : 2 * kF32Bytes * elements;
+    if (!offloads) state = kF32Bytes * elements + moments;
+    if (offloads && storage.eight_bit_moments) state = moments;
+    const size_t kinds = offloads ? 3 : 2;
+    if (!storage.is_plain()) window = kinds * kF32Bytes * OptimizerWindow(elements);
+  }
+  size_t state = 0, window = 0;
+};
+
 // An adapter's state, on top of the frozen model's, and what merging and its gradients need
 // (engine/model/lora.h).
-void AddAdapter(const ModelConfig& config, const LoraOptions& lora, size_t ranks_that_divide,
+void AddAdapter(const ModelConfig& config, const TrainerOptions& options, size_t ranks_that_divide,
                 size_t rows, MemoryPlan& plan) {
+  const LoraOptions& lora = options.lora;
   const ParameterLayout layout(config, lora);
   const auto all = static_cast<size_t>(layout.size()), rank = static_cast<size_t>(lora.rank);
-  plan.state += 2 * kF32Bytes * all + kOptimizerBytes * DivideUp(all, ranks_that_divide);
+  const OptimizerBytes optimizer(options.storage, DivideUp(all, ranks_that_divide));
+  plan.state += 2 * kF32Bytes * all + optimizer.state;
+  plan.workspace += optimizer.window;
   int64_t widest = 0, largest = 0;
   const std::vector<Parameter>& parameters = layout.parameters();  // A and B by turns
   for (size_t i = 0; i < parameters.size(); i += 2) {
@@ -68,11 +86,11 @@ MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, 
   const auto divided = [&](bool divides) {
     return divides ? DivideUp(units.all, static_cast<size_t>(num_ranks)) : units.all;
   };
+  const OptimizerBytes optimizer(options.storage, divided(parallel.kind != DataParallel::kDdp));
   MemoryPlan plan;
   plan.state = W * divided(fsdp);
   if (!options.lora) {
-    plan.state += kF32Bytes * divided(parallel.streams_gradients()) +
-                  kOptimizerBytes * divided(parallel.kind != DataParallel::kDdp);
+    plan.state += kF32Bytes * divided(parallel.streams_gradients()) + optimizer.state;
   }
   const size_t at_once =
       fsdp ? std::clamp<size_t>(static_cast<size_t>(parallel.max_gathered_layers), 1, units.layers)
@@ -90,9 +108,10 @@ MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, 
   const size_t chunk = std::clamp<size_t>(options.logits_bytes / kF32Bytes / V, 1, rows);
   plan.workspace = rows * (W * row.shared + kF32Bytes * (row.gradients + 4)) +
                    chunk * (W * 2 * D + kF32Bytes * (V + 2 * D + 4));
+  if (!options.lora) plan.workspace += optimizer.window;
   if (options.lora) {
     const bool divides = parallel.kind != DataParallel::kDdp;
-    AddAdapter(config, options.lora, static_cast<size_t>(divides ? num_ranks : 1), rows, plan);
+    AddAdapter(config, options, static_cast<size_t>(divides ? num_ranks : 1), rows, plan);
   }
   return plan;
 }

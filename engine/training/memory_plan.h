@@ -12,7 +12,8 @@ namespace stretto::engine {
 struct MemoryPlan {
   // Weights W, gradients 4 and masters with moments 12 bytes a parameter, divided by N where the
   // layout divides them (docs/parallel-training.md). With LoRA gradients, masters and moments are
-  // the adapter's, and its values in f32 are 4 bytes more.
+  // the adapter's, and its values in f32 are 4 bytes more. 8-bit moments are 2 bytes and 1/32 of
+  // scales instead of 8; of offloaded state 8-bit moments alone stay in memory.
   size_t state = 0;
   // Matrices as products like them, W bytes an element: of all layers and the head, under fsdp of
   // the layers gathered at once and the head. zero2, fsdp: gradients of two layers and the ends,
@@ -21,7 +22,8 @@ struct MemoryPlan {
   // What the checkpointing keeps of every layer, a row: W·D of its input; unless full
   // W·(E + H·C + D), with norms of queries and keys W·(H + G)·C more; with none W·2F more.
   size_t activations = 0;
-  // One layer's other tensors with all gradients of activations (f32), and a chunk of logits.
+  // One layer's other tensors with all gradients of activations (f32), and a chunk of logits. Where
+  // optimizer state isn't f32 in memory, the window that it passes through.
   size_t workspace = 0;
 
   size_t total() const { return state + gathered + activations + workspace; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 
+#include "base/testing.h"
 #include "engine/model/testing.h"
 #include "engine/training/testing.h"
 
@@ -115,6 +116,31 @@ TEST_CASE("the memory plan knows adapters") {
       CHECK(held / static_cast<double>(plan.total()) == Approx(1).margin(0.03));
       options.lora = {};
       CHECK(plan.state < PlanMemory(config, options, 1).state);
+    }
+  }
+}
+
+TEST_CASE("the memory plan knows 8-bit moments and files") {
+  stretto::testing::TempDir dir;
+  const ModelConfig config = Config(true, false);
+  for (const DataParallel kind : {DataParallel::kDdp, DataParallel::kFsdp}) {
+    for (const bool eight_bit : {false, true}) {
+      for (const bool offloads : {false, true}) {
+        TrainerOptions options;
+        options.max_sequence_length = kLength;
+        options.micro_batch_tokens = 2 * kLength;
+        options.logits_bytes = 64 << 10;
+        options.parallel.kind = kind;
+        options.storage.eight_bit_moments = eight_bit;
+        if (offloads) options.storage.offload_folder = dir.File("offload");
+        INFO(Name(kind) << ", 8 bits " << eight_bit << ", files " << offloads);
+        const auto held = static_cast<double>(Held(config, options));
+        const MemoryPlan plan = PlanMemory(config, options, 1);
+        CHECK(held / static_cast<double>(plan.total()) == Approx(1).margin(0.03));
+        const bool less = eight_bit || offloads;
+        options.storage = {};
+        CHECK((plan.state < PlanMemory(config, options, 1).state) == less);
+      }
     }
   }
 }

@@ -43,6 +43,8 @@ struct TrainerOptions {
   // With a rank: the policy is the model and an adapter, which alone is trained (docs/lora.md). For
   // ddp and zero1, with one leaf of K.
   LoraOptions lora;
+  // 8-bit moments change the bits, files don't (docs/parallel-training.md). With one leaf of K.
+  OptimizerStorage storage;
 };
 
 struct StepResult {

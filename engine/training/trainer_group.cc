@@ -28,6 +28,7 @@ std::string HashOf(const TrainBatch& batch, const TrainerCounters& counters,
   w.Add(options.parallel.tensor_parallel);
   w.Add(options.parallel.k_leaves);
   w.Add(options.lora.rank);
+  w.Add(static_cast<int64_t>(options.storage.eight_bit_moments ? 1 : 0));
   w.Add(static_cast<int64_t>(batch.groups.size()));
   for (const TrainGroup& g : batch.groups) {
     w.Add(BytesOf(g.prompt_ids));

@@ -1,16 +1,14 @@
 #include "engine/training/training_state.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/status.h"
 
 namespace stretto::engine {
 namespace {
-bool IsVector(const Parameter& p) { return p.spec.shape.size() == 1; }
-
 // The first error, once all are done.
 absl::Status WaitAll(const std::vector<CollectiveHandle>& handles) {
   absl::Status status;
@@ -20,21 +18,6 @@ absl::Status WaitAll(const std::vector<CollectiveHandle>& handles) {
   return status;
 }
 
-// `all` = the ranks' values in order of rank.
-absl::Status GatherDoubles(Communicator& group, const std::vector<int64_t>& counts,
-                           const std::vector<double>& mine, std::vector<double>& all) {
-  int64_t total = 0;
-  for (const int64_t c : counts) total += c;
-  all.resize(total);
-  CollectiveCall call;
-  call.kind = CollectiveKind::kAllGather;
-  call.dtype = DType::kI64;  // as bits
-  call.counts = counts;
-  call.num_elements = counts[group.rank()];
-  call.input = mine.data();
-  call.output = all.data();
-  return group.Start(std::move(call)).Wait();
-}
 }  // namespace
 
 // Lets a pass send gradients on their way.
@@ -76,9 +59,9 @@ TrainingState::~TrainingState() {
 }
 
 absl::StatusOr<std::unique_ptr<TrainingState>> TrainingState::Create(
-    Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout, DType dtype,
-    const ParallelOptions& options, Communicator* communicator, Communicator* leaves,
-    const Tensor& model) {
+    Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout,
+    const TrainingStateOptions& state_options, const ParallelOptions& options,
+    Communicator* communicator, Communicator* leaves) {
   const int num_ranks = communicator == nullptr ? 1 : communicator->size();
   if (options.reduction_leaves < num_ranks) {
     return absl::InvalidArgumentError(absl::StrCat("trainer: reduction_leaves is ",
@@ -95,19 +78,29 @@ absl::StatusOr<std::unique_ptr<TrainingState>> TrainingState::Create(
   }
   std::unique_ptr<TrainingState> state(
       new TrainingState(device, stream, std::move(layout), options, communicator, leaves));
-  state->model_ = model;
-  RETURN_IF_ERROR(state->Allocate(dtype));
+  RETURN_IF_ERROR(state->Allocate(state_options));
   if ((communicator != nullptr || leaves != nullptr) &&
       device.HostMemory(state->gradients_) == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("trainer: groups of ranks need a device whose "
                      "memory the host reaches; this one is ",
-                     device.Profile(dtype).backend));
+                     device.Profile(state_options.dtype).backend));
   }
   return state;
 }
 
-absl::Status TrainingState::Allocate(DType dtype) {
+absl::Status TrainingState::AllocateOptimizer(const OptimizerStorage& storage) {
+  std::vector<OptimizerState::Run> runs;
+  for (const ShardMap::Unit& u : optimizer_place_.map->units()) {
+    const int r = optimizer_place_.rank;
+    if (u.counts[r] > 0) runs.push_back({u.local[r], u.counts[r]});
+  }
+  ASSIGN_OR_RETURN(optimizer_, OptimizerState::Create(device_, stream_, std::move(runs), storage));
+  return absl::OkStatus();
+}
+
+absl::Status TrainingState::Allocate(const TrainingStateOptions& state) {
+  model_ = state.model;
   const Place all{&whole_, 0}, mine{&map_, rank()};
   optimizer_place_ = options_.kind == DataParallel::kDdp ? all : mine;
   gradient_place_ = options_.streams_gradients() ? mine : all;
@@ -119,10 +112,8 @@ absl::Status TrainingState::Allocate(DType dtype) {
     device_.Fill(stream_, tensor, 0.0f);
     return absl::OkStatus();
   };
-  RETURN_IF_ERROR(make(weight_memory_, dtype, weight_place_, weights_flat_));
-  for (Tensor* t : {&master_, &m_, &v_}) {
-    RETURN_IF_ERROR(make(optimizer_memory_, DType::kF32, optimizer_place_, *t));
-  }
+  RETURN_IF_ERROR(make(weight_memory_, state.dtype, weight_place_, weights_flat_));
+  RETURN_IF_ERROR(AllocateOptimizer(state.storage));
   RETURN_IF_ERROR(make(gradient_memory_, DType::kF32, gradient_place_, gradients_));
   if (model_) {
     STRETTO_CHECK(!options_.streams_gradients());
@@ -160,24 +151,16 @@ TrainingState::Piece TrainingState::PieceOf(const Place& place, int64_t unit) {
   return {u.begin + u.offsets[place.rank], u.counts[place.rank]};
 }
 
-Tensor TrainingState::In(const Tensor& tensor, const Place& place, int64_t begin,
-                         int64_t count) const {
+int64_t TrainingState::LocalOf(const Place& place, int64_t begin, int64_t count) {
   const ShardMap::Unit& u = place.map->units()[place.map->UnitOf(begin)];
   const int64_t from = begin - u.begin - u.offsets[place.rank];
   STRETTO_CHECK(from >= 0 && from + count <= u.counts[place.rank]);
-  return tensor.Cols(u.local[place.rank] + from, count);
+  return u.local[place.rank] + from;
 }
 
-const Tensor& TrainingState::Flat(StateTensor which) const {
-  switch (which) {
-    case StateTensor::kMaster:
-      return master_;
-    case StateTensor::kM:
-      return m_;
-    case StateTensor::kV:
-      break;
-  }
-  return v_;
+Tensor TrainingState::In(const Tensor& tensor, const Place& place, int64_t begin,
+                         int64_t count) const {
+  return tensor.Cols(LocalOf(place, begin, count), count);
 }
 
 std::vector<StatePart> TrainingState::PartsToWrite() const {
@@ -189,9 +172,17 @@ std::vector<StatePart> TrainingState::PartsToWrite() const {
       const int64_t begin = std::max(piece.begin, p.view.offset);
       const int64_t end = std::min(piece.begin + piece.count, p.view.offset + p.view.size());
       if (begin >= end) continue;
-      Tensor values = In(Flat(which), optimizer_place_, begin, end - begin);
-      values.row_stride = values.cols;  // of one row: the host reaches it as one run
-      parts.push_back({which, &p, begin - p.view.offset, end - begin, values, 0, 0, 0, 0});
+      StatePart& part = parts.emplace_back();
+      part = {which, &p, begin - p.view.offset, end - begin, {}, 0, 0, 0, 0, nullptr};
+      if (is_plain()) {
+        part.values = In(Flat(which), optimizer_place_, begin, end - begin);
+        part.values.row_stride = part.values.cols;  // of one row: the host reaches it as one run
+        continue;
+      }
+      const int64_t local = LocalOf(optimizer_place_, begin, end - begin);
+      part.read = [this, which, local](int64_t first, int64_t count, float* dst) {
+        return optimizer_->Read(which, local + first, count, dst);
+      };
     }
   }
   return parts;
@@ -209,16 +200,22 @@ void TrainingState::Upload(StateTensor which, const Parameter& parameter, const 
   const int64_t begin = std::max(view.offset, piece.begin);
   const int64_t end = std::min(view.offset + view.size(), piece.begin + piece.count);
   if (begin >= end) return;
-  device_.Upload(stream_, In(Flat(which), optimizer_place_, begin, end - begin),
-                 src + (begin - view.offset));
+  upload_status_.Update(optimizer_->Write(which, LocalOf(optimizer_place_, begin, end - begin),
+                                          end - begin, src + (begin - view.offset)));
+}
+
+absl::Status TrainingState::Read(StateTensor which, int64_t begin, int64_t count,
+                                 float* dst) const {
+  return optimizer_->Read(which, LocalOf(optimizer_place_, begin, count), count, dst);
 }
 
 absl::Status TrainingState::Download(StateTensor which, const Parameter& parameter, float* dst) {
   const ParameterView& view = parameter.view;
   if (has_all_masters()) {
-    device_.Download(stream_, In(Flat(which), optimizer_place_, view.offset, view.size()), dst);
-    return absl::OkStatus();
+    return Read(which, view.offset, view.size(), dst);
   }
+  absl::Status read;
+  std::vector<float> mine;
   CollectiveCall call;
   call.kind = CollectiveKind::kAllGather;
   call.dtype = DType::kF32;
@@ -232,26 +229,44 @@ absl::Status TrainingState::Download(StateTensor which, const Parameter& paramet
     call.offsets.push_back(std::max<int64_t>(0, begin - view.offset));
     if (r == rank() && end > begin) {
       const int64_t local = u.local[r] + (begin - theirs);
-      call.input = Host(Flat(which)) + static_cast<size_t>(local) * sizeof(float);
+      mine.resize(static_cast<size_t>(end - begin));
+      read = optimizer_->Read(which, local, end - begin, mine.data());
+      call.input = mine.data();
     }
   }
   call.num_elements = call.counts[rank()];
-  return communicator_->Start(std::move(call)).Wait();
+  RETURN_IF_ERROR(communicator_->Start(std::move(call)).Wait());
+  return read;
 }
 
 void TrainingState::ClearMoments() {
   FinishReaders();
-  device_.Fill(stream_, m_, 0.0f);
-  device_.Fill(stream_, v_, 0.0f);
+  for (const StateTensor which : {StateTensor::kM, StateTensor::kV}) {
+    upload_status_.Update(optimizer_->Clear(which));
+  }
+}
+
+absl::Status TrainingState::ForEachWindow(
+    const std::function<absl::Status(const Piece&)>& call) const {
+  for (size_t u = 0; u < map_.units().size(); ++u) {
+    const Piece piece = PieceOf(optimizer_place_, static_cast<int64_t>(u));
+    const int64_t window = is_plain() ? piece.count : optimizer_->window();
+    for (int64_t done = 0; done < piece.count; done += window) {
+      RETURN_IF_ERROR(call({piece.begin + done, std::min(window, piece.count - done)}));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TrainingState::RefreshWeights() {
-  for (size_t u = 0; u < map_.units().size(); ++u) {
-    const Piece piece = PieceOf(optimizer_place_, static_cast<int64_t>(u));
-    if (piece.count == 0) continue;
-    device_.Copy(stream_, In(weights_flat_, weight_place_, piece.begin, piece.count),
-                 In(master_, optimizer_place_, piece.begin, piece.count));
-  }
+  upload_status_.Update(optimizer_->FinishWrites());
+  RETURN_IF_ERROR(std::exchange(upload_status_, absl::OkStatus()));
+  RETURN_IF_ERROR(ForEachWindow([this](const Piece& piece) -> absl::Status {
+    const int64_t local = LocalOf(optimizer_place_, piece.begin, piece.count);
+    ASSIGN_OR_RETURN(const Tensor master, optimizer_->LoadMaster(local, piece.count));
+    device_.Copy(stream_, In(weights_flat_, weight_place_, piece.begin, piece.count), master);
+    return absl::OkStatus();
+  }));
   return PublishWeights();
 }
 
@@ -399,114 +414,14 @@ absl::Status TrainingState::SumGradients() {
   return status;
 }
 
-absl::StatusOr<double> TrainingState::GradientNorm() {
-  if (options_.reduction_leaves == 1 && !layout_->has_leaves()) {
-    return std::sqrt(device_.SquaredNorm(stream_, gradients_));
-  }
-  ASSIGN_OR_RETURN(BlockSums sums, SquaredBlocks());
-  if (leaves_ != nullptr) RETURN_IF_ERROR(AddLeaves(sums));
-  double total = 0;
-  for (const std::vector<double>& unit : sums) {
-    for (const double block : unit) total += block;
-  }
-  return std::sqrt(total);
-}
-
-absl::StatusOr<TrainingState::BlockSums> TrainingState::SquaredBlocks() {
-  constexpr int64_t kBlock = ShardMap::kBlock;
-  const auto blocks = [](int64_t elements) { return (elements + kBlock - 1) / kBlock; };
-  std::vector<double> mine;
-  std::vector<int64_t> counts(map_.num_ranks(), 0);
-  for (size_t u = 0; u < map_.units().size(); ++u) {
-    const Piece piece = PieceOf({&map_, rank()}, static_cast<int64_t>(u));
-    for (int64_t i = 0; i < piece.count; i += kBlock) {
-      mine.push_back(device_.SquaredNorm(stream_, In(gradients_, gradient_place_, piece.begin + i,
-                                                     std::min(kBlock, piece.count - i))));
-    }
-    for (int r = 0; r < map_.num_ranks(); ++r) counts[r] += blocks(map_.units()[u].counts[r]);
-  }
-  std::vector<double> all = mine;
-  std::vector<int64_t> next(map_.num_ranks(), 0);  // where each rank's sums go on
-  if (!alone()) {
-    for (int r = 1; r < map_.num_ranks(); ++r) next[r] = next[r - 1] + counts[r - 1];
-    RETURN_IF_ERROR(GatherDoubles(*communicator_, counts, mine, all));
-  }
-  BlockSums sums;
-  for (const ShardMap::Unit& u : map_.units()) {
-    std::vector<double>& unit = sums.emplace_back();
-    for (int r = 0; r < map_.num_ranks(); ++r) {
-      for (int64_t i = 0; i < blocks(u.counts[r]); ++i) unit.push_back(all[next[r]++]);
-    }
-  }
-  return sums;
-}
-
-// What leaves share is the first rank's; its other ranks have the same.
-absl::Status TrainingState::AddLeaves(BlockSums& sums) const {
-  const int num_ranks = leaves_->size();
-  std::vector<double> mine;
-  std::vector<int64_t> sizes;  // of this rank's units
-  for (size_t u = 0; u < sums.size(); ++u) {
-    const int64_t shared = layout_->common_size(static_cast<int64_t>(u)) / ShardMap::kBlock;
-    if (leaves_->rank() > 0) sums[u].erase(sums[u].begin(), sums[u].begin() + shared);
-    mine.insert(mine.end(), sums[u].begin(), sums[u].end());
-    sizes.push_back(static_cast<int64_t>(sums[u].size()));
-  }
-  std::vector<int64_t> all_sizes(sizes.size() * static_cast<size_t>(num_ranks));
-  const auto bytes = [](std::vector<int64_t>& v) {
-    return absl::MakeSpan(reinterpret_cast<uint8_t*>(v.data()), v.size() * sizeof(int64_t));
-  };
-  RETURN_IF_ERROR(leaves_->AllGather(bytes(sizes), bytes(all_sizes)));
-  std::vector<int64_t> counts(num_ranks, 0);
-  for (size_t i = 0; i < all_sizes.size(); ++i) counts[i / sizes.size()] += all_sizes[i];
-  std::vector<double> all;
-  RETURN_IF_ERROR(GatherDoubles(*leaves_, counts, mine, all));
-  size_t from = 0;
-  for (std::vector<double>& unit : sums) unit.clear();
-  for (size_t i = 0; i < all_sizes.size(); ++i) {
-    std::vector<double>& unit = sums[i % sizes.size()];
-    unit.insert(unit.end(), all.begin() + static_cast<int64_t>(from),
-                all.begin() + static_cast<int64_t>(from) + all_sizes[i]);
-    from += static_cast<size_t>(all_sizes[i]);
-  }
-  return absl::OkStatus();
-}
-
-void TrainingState::UpdatePiece(const Piece& piece, const AdamWStep& step) {
-  const auto at = [&](const Tensor& tensor, const Place& place) {
-    return In(tensor, place, piece.begin, piece.count);
-  };
-  device_.AdamW(stream_, at(weights_flat_, weight_place_), at(master_, optimizer_place_),
-                at(m_, optimizer_place_), at(v_, optimizer_place_), at(gradients_, gradient_place_),
-                step);
-}
-
-absl::Status TrainingState::Update(AdamWStep step, double weight_decay) {
-  FinishReaders();
-  for (size_t u = 0; u < map_.units().size(); ++u) {
-    const Piece piece = PieceOf(optimizer_place_, static_cast<int64_t>(u));
-    if (piece.count == 0) continue;
-    if (weight_decay == 0) {
-      UpdatePiece(piece, step);
-      continue;
-    }
-    for (const Parameter& p : layout_->parameters()) {  // matrices decay, norms and biases do not
-      const int64_t begin = std::max(piece.begin, p.view.offset);
-      const int64_t end = std::min(piece.begin + piece.count, p.view.offset + p.view.size());
-      if (begin >= end) continue;
-      step.weight_decay = IsVector(p) ? 0.0f : static_cast<float>(weight_decay);
-      UpdatePiece({begin, end - begin}, step);
-    }
-  }
-  return PublishWeights();
-}
-
 MemoryLedger TrainingState::ledger() const {
   MemoryLedger l;
   l.weights = weight_memory_.bytes();
   l.gradients = gradient_memory_.bytes();
-  l.optimizer = optimizer_memory_.bytes();
+  l.optimizer = optimizer_->bytes();
+  l.offloaded = optimizer_->file_bytes();
   l.windows = unit_stream_ != nullptr ? unit_stream_->window_bytes() : partial_bytes_max_;
+  l.windows += optimizer_->window_bytes();
   if (unit_stream_ != nullptr) l.packed = unit_stream_->packed_bytes();
   if (weight_place_.map == &whole_) l.packed = weights_ != nullptr ? weights_->bytes() : 0;
   return l;

@@ -6,6 +6,7 @@
 // Not thread-safe; every call blocks.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "engine/model/memory.h"
 #include "engine/model/packed_pass.h"
 #include "engine/model/weights.h"
+#include "engine/training/optimizer_state.h"
 #include "engine/training/parallel.h"
 #include "engine/training/unit_stream.h"
 
@@ -24,11 +26,10 @@ struct MemoryLedger {
   size_t weights = 0, gradients = 0, optimizer = 0;  // what the layout divides
   size_t packed = 0;                                 // copies of matrices as products like them
   // zero2, fsdp: weights and gradients of the units at hand. ddp, zero1: partial sums, at most,
-  // when a rank had several leaves.
+  // when a rank had several leaves. And the window of optimizer state that isn't f32 in memory.
   size_t windows = 0;
+  size_t offloaded = 0;  // in files: masters and moments
 };
-
-enum class StateTensor : uint8_t { kMaster, kM, kV };
 
 // A run of a parameter's elements, or of a rectangle of them, row-major, of which this rank holds a
 // kind of state.
@@ -38,6 +39,16 @@ struct StatePart {
   int64_t begin = 0, count = 0;
   Tensor values;                                                   // on the device, of one row
   int64_t row_begin = 0, row_end = 0, col_begin = 0, col_end = 0;  // row_end 0: no rectangle
+  // Where there are no such values: gives elements [first, first + count) of the run. Any thread.
+  std::function<absl::Status(int64_t first, int64_t count, float* dst)> read;
+};
+
+struct TrainingStateOptions {
+  DType dtype = DType::kBF16;  // of weights
+  OptimizerStorage storage;
+  // The layout is an adapter's, and this is what passes read as the model's flat weights; then
+  // weights() is not asked for.
+  Tensor model;
 };
 
 // Somebody who reads masters and moments while training goes on: before they change for the first
@@ -52,12 +63,11 @@ class StateReader {
 class TrainingState {
  public:
   // `communicator` may be null for a rank that is alone; it outlives the state. `leaves`: of the
-  // ranks that hold the model's other leaves, or null. `model`: `layout` is an adapter's, and this
-  // is what passes read as the model's flat weights; then weights() is not asked for.
+  // ranks that hold the model's other leaves, or null.
   static absl::StatusOr<std::unique_ptr<TrainingState>> Create(
-      Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout, DType dtype,
-      const ParallelOptions& options, Communicator* communicator, Communicator* leaves = nullptr,
-      const Tensor& model = {});
+      Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout,
+      const TrainingStateOptions& state, const ParallelOptions& options, Communicator* communicator,
+      Communicator* leaves = nullptr);
   ~TrainingState();
 
   // --- what passes work on
@@ -72,20 +82,26 @@ class TrainingState {
   void Upload(StateTensor which, const Parameter& parameter, const float* src);
   // (collective) All of a parameter.
   absl::Status Download(StateTensor which, const Parameter& parameter, float* dst);
+  // Elements [begin, begin + count) of the flat run, which lie in one unit, where this rank has all
+  // of it (has_all_masters).
+  absl::Status Read(StateTensor which, int64_t begin, int64_t count, float* dst) const;
   void ClearMoments();
   // What this rank is to write of a checkpoint: all ranks' parts are the whole state, once. Where
   // every rank holds everything, they take turns as a divided layout's owners would.
   std::vector<StatePart> PartsToWrite() const;
   // Asked once, before the state changes or ends; not kept alive for longer.
   void AddReader(std::shared_ptr<StateReader> reader) { readers_.push_back(std::move(reader)); }
-  // (collective) Weights follow from the masters.
+  // (collective) Weights follow from the masters. An error of an Upload or ClearMoments before is
+  // returned here.
   absl::Status RefreshWeights();
   // (collective) All weights, in the layout's order.
   absl::Status DownloadWeights(uint8_t* dst);
   // Whether this rank holds all weights, and all masters.
   bool has_all_weights() const { return weight_place_.whole(); }
   bool has_all_masters() const { return optimizer_place_.whole(); }
-  const Tensor& Flat(StateTensor which) const;
+  bool is_plain() const { return optimizer_->is_plain(); }
+  // Of a plain state.
+  const Tensor& Flat(StateTensor which) const { return optimizer_->Flat(which); }
 
   // --- gradients of a step, for layouts without a stream
   void BeginStep(const LeafPlan& plan);
@@ -123,11 +139,14 @@ class TrainingState {
 
   TrainingState(Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout,
                 const ParallelOptions& options, Communicator* communicator, Communicator* leaves);
-  absl::Status Allocate(DType dtype);
+  absl::Status Allocate(const TrainingStateOptions& state);
+  absl::Status AllocateOptimizer(const OptimizerStorage& storage);
   int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
   bool alone() const { return communicator_ == nullptr || communicator_->size() == 1; }
   // Elements of a unit that a place holds.
   static Piece PieceOf(const Place& place, int64_t unit);
+  // Where an element of the flat run is among those of a place; the `count` from there on are, too.
+  static int64_t LocalOf(const Place& place, int64_t begin, int64_t count);
   // Elements [begin, begin + count) of the flat run in a tensor of `place`.
   Tensor In(const Tensor& tensor, const Place& place, int64_t begin, int64_t count) const;
   uint8_t* Host(const Tensor& tensor) const {
@@ -149,7 +168,11 @@ class TrainingState {
   absl::StatusOr<BlockSums> SquaredBlocks();
   // The same of all leaves.
   absl::Status AddLeaves(BlockSums& sums) const;
-  void UpdatePiece(const Piece& piece, const AdamWStep& step);
+  // Elements of one unit, at most a window of them.
+  absl::Status UpdatePiece(const Piece& piece, AdamWStep step, double weight_decay,
+                           const MomentRounding& rounding);
+  // Calls with pieces of this rank's masters, each at most a window.
+  absl::Status ForEachWindow(const std::function<absl::Status(const Piece&)>& call) const;
   void FinishReaders();
 
   Device& device_;
@@ -161,8 +184,10 @@ class TrainingState {
   const ShardMap map_, whole_;
   Place optimizer_place_, gradient_place_, weight_place_;
   Tensor model_;  // with an adapter
-  DeviceMemory optimizer_memory_, gradient_memory_, weight_memory_;
-  Tensor weights_flat_, master_, m_, v_, gradients_;  // of one row
+  DeviceMemory gradient_memory_, weight_memory_;
+  Tensor weights_flat_, gradients_;  // of one row
+  std::unique_ptr<OptimizerState> optimizer_;
+  absl::Status upload_status_;  // the first error of an Upload
   std::unique_ptr<ModelWeights> weights_;
   std::unique_ptr<UnitStream> unit_stream_;
   // Of this rank's nodes, where it has more than one leaf.

@@ -46,6 +46,11 @@ absl::StatusOr<engine::TrainerOptions> EngineOptionsOf(const RunConfig& run, con
   // The run file's checks let no other names through.
   options.checkpointing =
       engine::ParseCheckpointing(run.train.checkpointing).value_or(engine::Checkpointing::kNone);
+  ASSIGN_OR_RETURN(options.storage.eight_bit_moments,
+                   engine::ParseOptimizerState(run.train.optimizer_state));
+  if (run.cluster.offload_optimizer) {
+    options.storage.offload_folder = JoinPath(run.run.dir, "offload");
+  }
   ASSIGN_OR_RETURN(options.schedule.kind, engine::ParseScheduleKind(run.train.lr_schedule));
   options.schedule.lr = run.train.lr;
   options.schedule.warmup_steps = run.train.warmup_steps;

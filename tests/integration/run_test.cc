@@ -161,8 +161,8 @@ TEST_CASE("a run killed at any moment and started again ends with the same bits"
   CHECK(summary["logprob_mismatch_max"] == 0.0);
 }
 
-TEST_CASE("bits do not depend on the members' numbers of threads") {
-  Cluster cluster;
+TEST_CASE("bits do not depend on the members' numbers of threads, nor on where the optimizer is") {
+  Cluster cluster({"cluster.offload_optimizer=true"});
   int threads = 1;
   for (const auto& [kind, name] : cluster.Members()) {
     cluster.Start(kind, name, {"--threads", absl::StrCat(threads++)});  // generators: 4 and 5
@@ -234,7 +234,8 @@ TEST_CASE("a KL term, and prompts that are too long") {
 TEST_CASE("a run of an adapter has no mismatch, goes on after a kill, and exports the adapter") {
   TestRunOptions options = Options();
   options.algorithm = "algorithm: {kl_coef: 0.05}\n";  // the reference is the base
-  const std::vector<std::string> sets = {"lora.rank=4", "train.lr=0.01"};
+  const std::vector<std::string> sets = {"lora.rank=4", "train.lr=0.01",
+                                         "train.optimizer_state=8bit"};
   Cluster cluster(sets, options), killed(sets, options);
   cluster.StartAll();
   const json summary = cluster.Finish();
