@@ -292,7 +292,7 @@ int Main() {
     CeilingMeter meter(threads);
     const Ceilings ceilings = meter.Read();
     const std::string label = std::to_string(threads) + (threads == 1 ? " thread:" : " threads:");
-    report.Add(label + " f32 multiply-add peak", ceilings.flops * 1e-9, "GFLOP/s");
+    report.Add(label + " multiply-add peak", ceilings.flops * 1e-9, "GFLOP/s");
     report.Add(label + " memory read bandwidth", ceilings.bytes_per_second * 1e-9, "GB/s");
     Lab lab(threads);
     Linears(lab, report, meter, label);

@@ -64,6 +64,10 @@ HWY_AFTER_NAMESPACE();
 #include <thread>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "bench/report.h"
 
 namespace stretto::bench {
@@ -72,6 +76,34 @@ HWY_EXPORT(ReadMany);
 
 namespace {
 std::atomic<float> sink;
+
+#if defined(__x86_64__)
+// As MultiplyAddMany, of pairs of bf16.
+__attribute__((target("avx512f,avx512bw,avx512bf16"))) float MultiplyAddPairs(const float* starts,
+                                                                              int64_t rounds,
+                                                                              double* flops) {
+  const auto x = (__m512bh)_mm512_set1_epi16(0x3f7f), y = (__m512bh)_mm512_set1_epi16(0x3a83);
+  __m512 sums[10];
+  for (int i = 0; i < 10; ++i) sums[i] = _mm512_set1_ps(starts[i]);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 10
+    for (int j = 0; j < 10; ++j) sums[j] = _mm512_dpbf16_ps(sums[j], x, y);
+  }
+  *flops = 10.0 * 64 * static_cast<double>(rounds);
+  float total[16], result = 0;
+  for (const __m512& sum : sums) {
+    _mm512_storeu_ps(total, sum);
+    result += total[0];
+  }
+  return result;
+}
+bool HasPairs() {
+  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16");
+}
+#else
+float MultiplyAddPairs(const float*, int64_t, double*) { return 0; }
+bool HasPairs() { return false; }
+#endif
 
 constexpr int64_t kFloats = int64_t{96} << 20;  // 384 MiB
 
@@ -128,7 +160,8 @@ double CeilingMeter::PeakFlops() {
   for (int i = 0; i < 10; ++i) starts[i] = 1 + 0.1f * static_cast<float>(i);
   const double seconds = SecondsOf(num_threads_, [&](int) {
     double mine = 0;
-    sink = HWY_DYNAMIC_DISPATCH(MultiplyAddMany)(starts, kRounds, &mine);
+    sink = HasPairs() ? MultiplyAddPairs(starts, kRounds, &mine)
+                      : HWY_DYNAMIC_DISPATCH(MultiplyAddMany)(starts, kRounds, &mine);
     flops = mine;
   });
   return flops * num_threads_ / seconds;

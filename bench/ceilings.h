@@ -8,7 +8,7 @@
 
 namespace stretto::bench {
 struct Ceilings {
-  double flops = 0;             // f32 operations a second, an FMA counts two
+  double flops = 0;             // operations a second into f32, a multiply-add counts two
   double bytes_per_second = 0;  // read from memory
 
   // Of work that needs so much arithmetic and so many bytes: the longer of both.
@@ -25,8 +25,9 @@ class CeilingMeter {
   CeilingMeter(const CeilingMeter&) = delete;
   CeilingMeter& operator=(const CeilingMeter&) = delete;
 
-  // What all threads together reach now: arithmetic in registers with the widest instructions the
-  // machine has, and reading a buffer far larger than the caches. Takes about 50 ms.
+  // What all threads together reach now: multiply-adds in registers with the widest instructions
+  // the machine has (where it has such for products of bf16, with them, which do twice as many),
+  // and reading a buffer far larger than the caches. Takes about 50 ms.
   Ceilings Read();
   // Medians of the readings so far.
   Ceilings Median() const;

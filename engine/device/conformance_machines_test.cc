@@ -170,8 +170,8 @@ TEST_CASE("the instruction set does not show within one arithmetic") {
   using cpu::InstructionSet;
   const Results plain = Everything({"cpu", false, 2, InstructionSet::kScalar}, dtype);
   std::optional<Results> fused;
-  for (InstructionSet set :
-       {InstructionSet::kSse4, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+  for (InstructionSet set : {InstructionSet::kSse4, InstructionSet::kAvx2, InstructionSet::kAvx512,
+                             InstructionSet::kAvx512Bf16}) {
     if (!cpu::Supported(set)) continue;
     const Backend without{"cpu", false, 2, set};
     RequireSameResults(plain, Everything(without, dtype), without.ToString());
@@ -189,6 +189,60 @@ TEST_CASE("the instruction set does not show within one arithmetic") {
     different += FirstDifference(plain[i].value, (*fused)[i].value) >= 0 ? 1 : 0;
   }
   REQUIRE(different > 0);
+}
+
+// A bf16 number whose exponent lies in a range: 0 gives denormals, 255 infinities.
+float RandomBf16(PhiloxStream& rng, uint32_t least_exponent, uint32_t most_exponent) {
+  const auto exponent =
+      least_exponent + static_cast<uint32_t>(rng.Below(most_exponent - least_exponent + 1));
+  const auto fraction = exponent == 255 ? 0 : static_cast<uint32_t>(rng.Below(128));
+  const auto sign = static_cast<uint32_t>(rng.Below(2));
+  return Bf16ToF32(static_cast<uint16_t>(sign << 15 | exponent << 7 | fraction));
+}
+
+// Instructions that read small numbers as zero must not be used where that would show.
+TEST_CASE("products of numbers of every size have the same bits on every instruction set") {
+  PhiloxStream rng(testing::Seed());
+  INFO("seed " << testing::Seed());
+  using cpu::InstructionSet;
+  struct Range {
+    uint32_t least, most;
+  };
+  const Range usual{110, 130}, tiny{40, 80}, smallest{0, 30}, huge{180, 254}, any{0, 255};
+  int64_t small = 0;
+  for (const Range of_w : {usual, tiny, any}) {
+    for (const Range of_x : {usual, tiny, smallest, huge, any}) {
+      const int64_t rows = 1 + static_cast<int64_t>(rng.Below(40)), n = 37;
+      const int64_t k = 2 * (1 + static_cast<int64_t>(rng.Below(700)));
+      Host x(rows, k), w(n, k);
+      // Some rows and some weights are of the usual size: they share tiles with the others.
+      for (int64_t i = 0; i < rows * k; ++i) {
+        const Range r = i / k % 3 == 0 ? usual : of_x;
+        x.v[i] = rng.Below(9) == 0 ? 0.0f : RandomBf16(rng, r.least, r.most);
+      }
+      for (float& v : w.v) v = RandomBf16(rng, of_w.least, of_w.most);
+      std::optional<Host> expected;
+      for (const InstructionSet set :
+           {InstructionSet::kAvx2, InstructionSet::kAvx512, InstructionSet::kAvx512Bf16}) {
+        if (!cpu::Supported(set)) continue;
+        Lab lab({"cpu", true, 2, set});
+        auto packed = lab->Pack(lab.stream(), {lab.Put(w, DType::kBF16)});
+        REQUIRE_OK(packed);
+        for (const DType of_rows : {DType::kBF16, DType::kF32}) {
+          Tensor y = lab.New(rows, n, DType::kF32);
+          lab->Linear(lab.stream(), y, lab.Put(x, of_rows), **packed, Tensor{});
+          const Host result = lab.Get(y);
+          if (expected) {
+            RequireSameBits(result, *expected, "set " + std::to_string(static_cast<int>(set)));
+          }
+          expected = result;
+        }
+      }
+      if (!expected) return;
+      for (const float v : expected->v) small += v != 0 && std::abs(v) < 0x1p-126f ? 1 : 0;
+    }
+  }
+  REQUIRE(small > 0);  // or the case shows nothing
 }
 
 TEST_CASE("devices of both arithmetics live side by side") {

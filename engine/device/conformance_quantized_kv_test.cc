@@ -156,8 +156,8 @@ TEST_CASE("threads and instruction sets do not show in a quantised cache") {
   };
   const Host plain = run({"cpu", false, 1, InstructionSet::kScalar});
   std::optional<Host> fused;
-  for (const InstructionSet set :
-       {InstructionSet::kSse4, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+  for (const InstructionSet set : {InstructionSet::kSse4, InstructionSet::kAvx2,
+                                   InstructionSet::kAvx512, InstructionSet::kAvx512Bf16}) {
     if (!cpu::Supported(set)) continue;
     RequireSameBits(run({"cpu", false, 3, set}), plain, "not fused");
     if (set == InstructionSet::kSse4) continue;

@@ -33,9 +33,8 @@ class CpuStream : public Stream {};
 
 class CpuPackedWeight : public PackedWeight {
  public:
-  CpuPackedWeight(Buffer buffer, int64_t n, int64_t k, DType dtype,
-                  WeightFormat format = WeightFormat::kPlain)
-      : buffer_(std::move(buffer)), n_(n), k_(k), dtype_(dtype), format_(format) {}
+  CpuPackedWeight(Buffer buffer, int64_t n, int64_t k, DType dtype, WeightFormat format, bool pairs)
+      : buffer_(std::move(buffer)), n_(n), k_(k), dtype_(dtype), format_(format), pairs_(pairs) {}
   int64_t n() const override { return n_; }
   int64_t k() const override { return k_; }
   size_t bytes() const override { return buffer_.bytes(); }
@@ -48,18 +47,23 @@ class CpuPackedWeight : public PackedWeight {
     b.n = n_;
     b.k = k_;
     b.format = format_;
+    b.pairs = pairs_;
+    b.least = least_;
     if (format_ == WeightFormat::kInt8 || format_ == WeightFormat::kFp8) {
       b.column_scales = reinterpret_cast<const float*>(
           buffer_.handle() + cpu::QuantLayout(n_, k_, format_).scales_offset);
     }
     return b;
   }
+  void set_least(uint16_t least) { least_ = least; }
 
  private:
   Buffer buffer_;
   int64_t n_, k_;
   DType dtype_;
   WeightFormat format_;
+  bool pairs_;
+  uint16_t least_ = 0;
 };
 
 class CpuKvCache : public KvCache {
@@ -180,7 +184,8 @@ class CpuDevice final : public Device {
     auto buffer = Allocate(format == WeightFormat::kPlain ? cpu::PackedBytes(n, k, dtype)
                                                           : cpu::QuantLayout(n, k, format).bytes);
     if (!buffer.ok()) return buffer.status();
-    auto weight = std::make_unique<CpuPackedWeight>(*std::move(buffer), n, k, dtype, format);
+    const bool pairs = format == WeightFormat::kPlain && cpu::PacksPairs(kernels_, k, dtype);
+    auto weight = std::make_unique<CpuPackedWeight>(*std::move(buffer), n, k, dtype, format, pairs);
     Repack(stream, *weight, parts_NK);
     return weight;
   }
@@ -193,7 +198,7 @@ class CpuDevice final : public Device {
     }
     STRETTO_CHECK(n == w.n());
     if (w.format() == WeightFormat::kPlain) {
-      cpu::PackWeight(kernels_, pool_, w.data(), parts_NK);
+      w.set_least(cpu::PackWeight(kernels_, pool_, w.panels(), parts_NK));
     } else {
       cpu::QuantizeWeight(kernels_, pool_, w.data(), w.format(), parts_NK);
     }
@@ -480,7 +485,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const DeviceOptions& opt
         absl::StrCat("device: num_threads is ", options.num_threads, "; expected 0 (all) to 1024"));
   }
   const cpu::InstructionSet chosen = set.value_or(cpu::BestInstructionSet());
-  if (!cpu::Supported(chosen) || cpu::GetGemmKernels(chosen, false) == nullptr) {
+  if (!cpu::Available(chosen)) {
     return absl::UnavailableError("device: this machine lacks the requested instruction set");
   }
   const int threads = options.num_threads == 0 ? cpu::AvailableProcessors() : options.num_threads;

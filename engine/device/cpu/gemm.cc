@@ -180,32 +180,81 @@ void RunTask(const Kernels& kernels, const Product& p, const Task& t, int64_t de
   StoreC(kernels, p, t, c, c_stride);
 }
 
-// The rows of a task as f32: pieces of k one after another, each tile after tile, each [depth][rows
-// of the tile]. A thread that goes on with other panels of the same rows finds them as it left
-// them.
-const float* InterleaveA(const Kernels& kernels, const Product& p, const Task& t,
-                         const RowTiles& tiles, int64_t depth, uint64_t product) {
-  thread_local uint64_t last_product = 0;
-  thread_local int64_t last_row = 0;
-  float* a = FloatScratch(ScratchUse::kA, static_cast<size_t>(t.rows * p.b.k));
-  if (last_product == product && last_row == t.m0) return a;
-  last_product = product;
-  last_row = t.m0;
-  for (int64_t k0 = 0; k0 < p.b.k; k0 += depth) {
-    const int64_t length = std::min(depth, p.b.k - k0);
-    for (int64_t i = 0; i < tiles.count; ++i) {
-      const int64_t row = t.m0 + tiles.Begin(i);
-      float* to = a + t.rows * k0 + tiles.Begin(i) * length;
-      if (p.a_transposed) {
-        kernels.gemm->interleave_columns(RowOf(p.a, k0) + row, p.a.row_stride, tiles.Size(i),
-                                         length, to);
+constexpr int64_t kMostTiles = kRowBlock;
+
+// The rows of a task, tile after tile, in pieces of k one after another: each [depth][rows of the
+// tile] in f32, or half of it words of gemm_dot.h where `dots` says so.
+struct Rows {
+  const float* data = nullptr;
+  const bool* dots = nullptr;  // of each tile, where panels are pairs
+};
+
+class RowsOfTask {
+ public:
+  RowsOfTask(const Kernels& kernels, const Product& p, const Task& t, const RowTiles& tiles,
+             int64_t depth)
+      : kernels_(kernels), p_(p), t_(t), tiles_(tiles), depth_(depth) {}
+
+  // A thread that goes on with other panels of the same rows finds them as it left them.
+  Rows Prepare(uint64_t product) {
+    thread_local uint64_t last_product = 0;
+    thread_local int64_t last_row = 0;
+    thread_local std::array<bool, kMostTiles> dots;
+    STRETTO_CHECK(tiles_.count <= kMostTiles);
+    a_ = FloatScratch(ScratchUse::kA, static_cast<size_t>(t_.rows * p_.b.k));
+    const Rows rows{a_, dots.data()};
+    if (last_product == product && last_row == t_.m0) return rows;
+    last_product = product;
+    last_row = t_.m0;
+    const bool words = p_.b.pairs && p_.a.dtype == DType::kBF16 && !p_.a_transposed;
+    for (int64_t i = 0; i < tiles_.count; ++i) {
+      dots[static_cast<size_t>(i)] = words && InterleaveWords(i);
+      if (!dots[static_cast<size_t>(i)]) InterleaveFloats(i);
+    }
+    return rows;
+  }
+
+ private:
+  float* Place(int64_t tile, int64_t k0, int64_t length) const {
+    return a_ + t_.rows * k0 + tiles_.Begin(tile) * length;
+  }
+
+  // False where words would not do.
+  bool InterleaveWords(int64_t tile) {
+    const Source first = RowOf(p_.a, t_.m0 + tiles_.Begin(tile));
+    uint16_t least = kNoneSmall;
+    for (int64_t k0 = 0; k0 < p_.b.k; k0 += depth_) {
+      const int64_t length = std::min(depth_, p_.b.k - k0);
+      const auto* rows = static_cast<const uint16_t*>((first + k0).data);
+      auto* words = reinterpret_cast<uint32_t*>(Place(tile, k0, length));
+      least = std::min(
+          least, kernels_.dot->interleave(words, rows, p_.a.row_stride, tiles_.Size(tile), length));
+    }
+    return SameBitsAsChain(least, p_.b.least);
+  }
+
+  void InterleaveFloats(int64_t tile) {
+    const int64_t row = t_.m0 + tiles_.Begin(tile);
+    for (int64_t k0 = 0; k0 < p_.b.k; k0 += depth_) {
+      const int64_t length = std::min(depth_, p_.b.k - k0);
+      float* to = Place(tile, k0, length);
+      if (p_.a_transposed) {
+        kernels_.gemm->interleave_columns(RowOf(p_.a, k0) + row, p_.a.row_stride, tiles_.Size(tile),
+                                          length, to);
       } else {
-        kernels.gemm->interleave(RowOf(p.a, row) + k0, p.a.row_stride, tiles.Size(i), length, to);
+        kernels_.gemm->interleave(RowOf(p_.a, row) + k0, p_.a.row_stride, tiles_.Size(tile), length,
+                                  to);
       }
     }
   }
-  return a;
-}
+
+  const Kernels& kernels_;
+  const Product& p_;
+  const Task& t_;
+  const RowTiles& tiles_;
+  const int64_t depth_;
+  float* a_ = nullptr;
+};
 
 // Where a task's sums are kept: in the product itself, if they can stay as they are; else apart,
 // from where whole panels without a bias or scales leave as bf16 with the last piece of k.
@@ -224,7 +273,16 @@ Sums PlaceOfSums(const Product& p, const Task& t) {
           plain ? Sums::End::kNarrowed : Sums::End::kStored};
 }
 
-// A task whose rows make several tiles.
+int MaxRows(const Kernels& kernels, const Product& p) {
+  return p.b.pairs ? kernels.dot->max_rows : kernels.gemm->max_rows;
+}
+
+// That the tiles of `rows` rows share their loads of A among.
+int64_t PanelsAtOnce(const Kernels& kernels, const Product& p, int rows) {
+  return p.b.pairs ? kernels.dot->panels_at_once(rows) : kernels.gemm->panels_at_once;
+}
+
+// A task whose rows make several tiles, or whose panels are pairs.
 class InterleavedTask {
  public:
   InterleavedTask(const Kernels& kernels, const Product& p, const Task& t, int64_t depth,
@@ -233,9 +291,9 @@ class InterleavedTask {
         p_(p),
         t_(t),
         depth_(depth),
-        at_once_(kernels.gemm->panels_at_once),
-        tiles_(t.rows, kernels.gemm->max_rows),
-        a_(InterleaveA(kernels, p, t, tiles_, depth, product)) {}
+        tiles_(t.rows, MaxRows(kernels, p)),
+        at_once_(PanelsAtOnce(kernels, p, tiles_.Size(0))),
+        a_(RowsOfTask(kernels, p, t, tiles_, depth).Prepare(product)) {}
 
   // Where all of A stays near, some panels are finished before the next ones, and their sums are
   // still in the first-level cache when they are stored. Else a piece of A serves all panels.
@@ -302,7 +360,7 @@ class InterleavedTask {
   void RunTiles(const Task& t, int64_t j, int64_t k0, const Sums& c, const PanelsAhead& ahead) {
     Tile tile;
     tile.k = std::min(depth_, p_.b.k - k0);
-    tile.a = a_ + t_.rows * k0;
+    tile.a = a_.data + t_.rows * k0;
     tile.a_k_major = true;
     tile.panels = p_.b.Panel(t.p0 + j, k0);
     tile.panel_stride = p_.b.panel_stride();
@@ -314,30 +372,39 @@ class InterleavedTask {
       tile.out = static_cast<uint16_t*>((MutableRowOf(p_.out, t.m0) + (t.p0 + j) * kPanel).data);
       tile.out_stride = p_.out.row_stride;
     }
-    kernels_.gemm->row_tiles(tile, tiles_, ahead);
+    if (p_.b.pairs) {
+      kernels_.dot->row_tiles(tile, tiles_, ahead, a_.dots);
+    } else {
+      kernels_.gemm->row_tiles(tile, tiles_, ahead);
+    }
   }
 
   const Kernels& kernels_;
   const Product& p_;
   const Task& t_;
-  const int64_t depth_, at_once_;
+  const int64_t depth_;
   const RowTiles tiles_;
-  const float* const a_;
+  const int64_t at_once_;
+  const Rows a_;
 };
 }  // namespace
 
 void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
   const int64_t m = p.out.rows;
   if (m == 0 || p.out.cols == 0) return;
-  const Blocking b(m, p.b.k, kernels.gemm->max_rows);
+  const int max_rows = MaxRows(kernels, p);
+  const Blocking b(m, p.b.k, max_rows);
   // Several tiles of rows: then interleaving A is worth its while.
-  const bool interleaved = p.b.format == WeightFormat::kPlain && m > kernels.gemm->max_rows;
+  const bool several = p.b.format == WeightFormat::kPlain && m > max_rows;
+  const bool interleaved = several || p.b.pairs;
   static std::atomic<uint64_t> num_products{0};
   const uint64_t product = num_products.fetch_add(1, std::memory_order_relaxed) + 1;
-  // A tile of few rows computes up to four panels at once. Where rows stay near, panels are
+  // A tile of few rows computes four panels at once, or eight. Where rows stay near, panels are
   // finished a few at a time, whatever the size of a task.
-  const bool near = interleaved && IsNear(b.row_block, p.b.k);
-  const Tasks tasks(m, p.b.num_panels(), b.row_block, interleaved ? 1 : 4, near ? 0 : kPanelGroup,
+  const bool near = several && IsNear(b.row_block, p.b.k);
+  const int64_t few =
+      p.b.pairs ? PanelsAtOnce(kernels, p, static_cast<int>(std::min<int64_t>(m, max_rows))) : 4;
+  const Tasks tasks(m, p.b.num_panels(), b.row_block, several ? 1 : few, near ? 0 : kPanelGroup,
                     pool.num_threads());
   pool.ParallelFor(tasks.count(), [&](int64_t i) {
     const Task t = tasks[i];
@@ -346,132 +413,6 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
       InterleavedTask(kernels, p, t, b.depth, product).Run();
     } else {
       RunTask(kernels, p, t, b.depth);
-    }
-  });
-}
-
-size_t QuantPanelBytes(int64_t k, WeightFormat format) {
-  return static_cast<size_t>(
-      format == WeightFormat::kInt4 ? CeilDiv(k, kInt4Group) * kInt4GroupBytes : k * kPanel);
-}
-
-Source PanelMatrix::Panel(int64_t p, int64_t k0) const {
-  if (format == WeightFormat::kPlain) return data + (p * panel_stride() + k0 * kPanel);
-  const auto* bytes = static_cast<const int8_t*>(data.data);
-  return {bytes + p * panel_stride() + QuantPanelBytes(k0, format), false};
-}
-
-size_t PackedBytes(int64_t n, int64_t k, DType dtype) {
-  return static_cast<size_t>(CeilDiv(n, kPanel) * kPanel * k) * SizeOf(dtype);
-}
-
-void PackWeight(const Kernels& kernels, ThreadPool& pool, void* data,
-                absl::Span<const Tensor> parts_NK) {
-  int64_t n = 0;
-  for (const Tensor& part : parts_NK) n += part.rows;
-  const int64_t k = parts_NK[0].cols;
-  const bool bf16 = parts_NK[0].dtype == DType::kBF16;
-  const size_t element = bf16 ? 2 : 4;
-  pool.ParallelFor(CeilDiv(n, kPanel), [&](int64_t panel) {
-    const int64_t begin = panel * kPanel, rows = std::min<int64_t>(kPanel, n - begin);
-    const Sink to = Sink{data, bf16} + begin * k;
-    int64_t first = 0;  // of the part
-    for (const Tensor& part : parts_NK) {
-      if (begin >= first && begin + rows <= first + part.rows) {
-        kernels.gemm->pack_transposed(to, RowOf(part, begin - first), part.row_stride, k, rows);
-        return;
-      }
-      first += part.rows;
-    }
-    // The panel crosses parts: bring its rows together first.
-    char* rows_together = static_cast<char*>(
-        ThreadScratch(ScratchUse::kMore, static_cast<size_t>(rows * k) * element));
-    first = 0;
-    for (const Tensor& part : parts_NK) {
-      for (int64_t r = std::max(begin, first); r < std::min(begin + rows, first + part.rows); ++r) {
-        const char* from = static_cast<const char*>(RowOf(part, r - first).data);
-        std::copy(from, from + k * element, rows_together + (r - begin) * k * element);
-      }
-      first += part.rows;
-    }
-    kernels.gemm->pack_transposed(to, Source{rows_together, bf16}, k, k, rows);
-  });
-}
-
-QuantLayout::QuantLayout(int64_t n, int64_t k, WeightFormat format) {
-  const auto panels = static_cast<size_t>(CeilDiv(n, kPanel));
-  scales_offset = (panels * QuantPanelBytes(k, format) + 63) / 64 * 64;
-  bytes = scales_offset + (format == WeightFormat::kInt4 ? 0 : panels * kPanel * sizeof(float));
-}
-
-namespace {
-// One row of each column of a panel, as f32; nullptr past the last.
-using PanelRows = std::array<const float*, kPanel>;
-
-void QuantizeBytesPanel(const PanelRows& rows, int64_t k, WeightFormat format, int8_t* panel,
-                        float* scales) {
-  auto* q = static_cast<int8_t*>(ThreadScratch(ScratchUse::kC, static_cast<size_t>(k * kPanel)));
-  for (int64_t j = 0; j < kPanel; ++j) {
-    scales[j] = 0;
-    if (rows[j] == nullptr) {
-      std::fill(q + j * k, q + (j + 1) * k, int8_t{0});
-    } else if (format == WeightFormat::kInt8) {
-      scales[j] = QuantizeInt8(rows[j], k, q + j * k);
-    } else {
-      scales[j] = QuantizeFp8(rows[j], k, q + j * k);
-    }
-  }
-  for (int64_t i = 0; i < k; ++i) {
-    for (int64_t j = 0; j < kPanel; ++j) panel[i * kPanel + j] = q[j * k + i];
-  }
-}
-
-void QuantizeInt4Panel(const Kernels& kernels, const PanelRows& rows, int64_t k, int8_t* panel) {
-  std::fill(panel, panel + QuantPanelBytes(k, WeightFormat::kInt4), int8_t{0});
-  for (int64_t k0 = 0; k0 < k; k0 += kInt4Group) {
-    int8_t* group = panel + k0 / kInt4Group * kInt4GroupBytes;
-    auto* scales = reinterpret_cast<uint16_t*>(group);
-    int8_t q[kPanel][kInt4Group] = {};
-    const int64_t count = std::min(kInt4Group, k - k0);
-    for (int64_t j = 0; j < kPanel; ++j) {
-      if (rows[j] == nullptr) continue;
-      scales[kernels.gemm->bf16_slot[j]] = QuantizeInt4Group(rows[j] + k0, count, q[j]);
-    }
-    constexpr int64_t kHalf = kPanel / 2;
-    int8_t* bytes = group + 2 * kPanel;
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t j = 0; j < kHalf; ++j) {
-        bytes[i * kHalf + j] =
-            static_cast<int8_t>((q[j][i] & 15) | (static_cast<int>(q[j + kHalf][i]) << 4));
-      }
-    }
-  }
-}
-}  // namespace
-
-void QuantizeWeight(const Kernels& kernels, ThreadPool& pool, void* data, WeightFormat format,
-                    absl::Span<const Tensor> parts_NK) {
-  std::vector<Source> row_of;
-  for (const Tensor& part : parts_NK) {
-    for (int64_t r = 0; r < part.rows; ++r) row_of.push_back(RowOf(part, r));
-  }
-  const auto n = static_cast<int64_t>(row_of.size());
-  const int64_t k = parts_NK[0].cols;
-  const QuantLayout layout(n, k, format);
-  auto* panels = static_cast<int8_t*>(data);
-  auto* scales = reinterpret_cast<float*>(panels + layout.scales_offset);
-  pool.ParallelFor(CeilDiv(n, kPanel), [&](int64_t p) {
-    float* wide = FloatScratch(ScratchUse::kA, static_cast<size_t>(k * kPanel));
-    PanelRows rows = {};
-    for (int64_t j = 0; j < std::min<int64_t>(kPanel, n - p * kPanel); ++j) {
-      kernels.row->convert(Sink{wide + j * k, false}, row_of[p * kPanel + j], k);
-      rows[j] = wide + j * k;
-    }
-    int8_t* panel = panels + static_cast<size_t>(p) * QuantPanelBytes(k, format);
-    if (format == WeightFormat::kInt4) {
-      QuantizeInt4Panel(kernels, rows, k, panel);
-    } else {
-      QuantizeBytesPanel(rows, k, format, panel, scales + p * kPanel);
     }
   });
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "engine/device/cpu/gemm_dot.h"
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/thread_pool.h"
 #include "engine/device/device.h"
@@ -22,6 +23,8 @@ struct PanelMatrix {
   int64_t n = 0, k = 0;
   WeightFormat format = WeightFormat::kPlain;
   const float* column_scales = nullptr;  // ceil(n / 16) · 16; int8 and fp8
+  bool pairs = false;                    // panels [k / 2][16] of words, as gemm_dot.h has them
+  uint16_t least = 0;                    // of pairs: what packing them returned
 
   int64_t num_panels() const { return (n + kPanel - 1) / kPanel; }
   // In elements, or in bytes where quantised.
@@ -45,9 +48,11 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& product);
 
 // Bytes of W_NK as panels.
 size_t PackedBytes(int64_t n, int64_t k, DType dtype);
-// parts_NK stacked along N into `data`.
-void PackWeight(const Kernels& kernels, ThreadPool& pool, void* data,
-                absl::Span<const Tensor> parts_NK);
+// Whether such a weight is packed in pairs here.
+bool PacksPairs(const Kernels& kernels, int64_t k, DType dtype);
+// parts_NK stacked along N into b's memory. Returns what `least` is from now on.
+uint16_t PackWeight(const Kernels& kernels, ThreadPool& pool, const PanelMatrix& b,
+                    absl::Span<const Tensor> parts_NK);
 
 // The same quantised: panels, then the column scales. `n` and `k` of all parts together.
 struct QuantLayout {

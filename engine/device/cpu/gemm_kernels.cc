@@ -440,6 +440,7 @@ HWY_AFTER_NAMESPACE();
 namespace stretto::engine::cpu {
 const GemmKernels* GetGemmKernels(InstructionSet set, bool fma) {
   switch (set) {
+    case InstructionSet::kAvx512Bf16:
     case InstructionSet::kAvx512:
       return fma ? HWY_CHOOSE_AVX3(kGemmFused) : HWY_CHOOSE_AVX3(kGemmTwoRoundings);
     case InstructionSet::kAvx2:

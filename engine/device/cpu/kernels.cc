@@ -1,11 +1,14 @@
 #include "engine/device/cpu/kernels.h"
 
+#include "engine/device/cpu/gemm_dot.h"
+
 #include "hwy/targets.h"
 
 namespace stretto::engine::cpu {
 namespace {
 int64_t TargetBit(InstructionSet set) {
   switch (set) {
+    case InstructionSet::kAvx512Bf16:
     case InstructionSet::kAvx512:
       return HWY_AVX3;
     case InstructionSet::kAvx2:
@@ -20,20 +23,25 @@ int64_t TargetBit(InstructionSet set) {
 }  // namespace
 
 bool Supported(InstructionSet set) {
+  if (set == InstructionSet::kAvx512Bf16 && GetDotKernels() == nullptr) return false;
   const int64_t bit = TargetBit(set);
   return bit == 0 || (hwy::SupportedTargets() & bit) != 0;
 }
 
 InstructionSet BestInstructionSet() {
-  for (InstructionSet set :
-       {InstructionSet::kAvx512, InstructionSet::kAvx2, InstructionSet::kSse4}) {
-    if (Supported(set) && GetGemmKernels(set, false) != nullptr) return set;
+  for (InstructionSet set : {InstructionSet::kAvx512Bf16, InstructionSet::kAvx512,
+                             InstructionSet::kAvx2, InstructionSet::kSse4}) {
+    if (Available(set)) return set;
   }
   return InstructionSet::kScalar;
 }
 
+bool Available(InstructionSet set) {
+  return Supported(set) && GetGemmKernels(set, false) != nullptr;
+}
+
 Kernels SelectKernels(InstructionSet set, bool allow_fma) {
-  const bool wide = set == InstructionSet::kAvx2 || set == InstructionSet::kAvx512;
+  const bool wide = set != InstructionSet::kScalar && set != InstructionSet::kSse4;
   Kernels k;
   k.set = set;
   k.fma = allow_fma && wide;
@@ -41,6 +49,7 @@ Kernels SelectKernels(InstructionSet set, bool allow_fma) {
   k.quant = GetQuantKernels(set, k.fma);
   k.row = GetRowKernels(set, k.fma);
   k.softmax = GetSoftmaxKernels(set, k.fma);
+  if (set == InstructionSet::kAvx512Bf16 && k.fma) k.dot = GetDotKernels();
   return k;
 }
 }  // namespace stretto::engine::cpu

@@ -18,7 +18,8 @@ namespace stretto::engine::cpu {
 // Columns of one panel of a packed matrix, tokens of one block of keys, partial sums of a row.
 inline constexpr int kPanel = 16;
 
-enum class InstructionSet : uint8_t { kScalar, kSse4, kAvx2, kAvx512 };
+// kAvx512Bf16: AVX-512 with products of bf16 by instructions of their own (gemm_dot.h).
+enum class InstructionSet : uint8_t { kScalar, kSse4, kAvx2, kAvx512, kAvx512Bf16 };
 
 // A run of elements to read (kF32 or kBF16).
 struct Source {
@@ -199,6 +200,8 @@ struct SoftmaxKernels {
                                  int64_t n) = nullptr;
 };
 
+struct DotKernels;
+
 struct Kernels {
   InstructionSet set = InstructionSet::kScalar;
   bool fma = false;  // products and sums are fused
@@ -206,6 +209,7 @@ struct Kernels {
   const QuantKernels* quant = nullptr;
   const RowKernels* row = nullptr;
   const SoftmaxKernels* softmax = nullptr;
+  const DotKernels* dot = nullptr;  // nullptr where there are none
 };
 
 const GemmKernels* GetGemmKernels(InstructionSet set, bool fma);
@@ -214,6 +218,8 @@ const RowKernels* GetRowKernels(InstructionSet set, bool fma);
 const SoftmaxKernels* GetSoftmaxKernels(InstructionSet set, bool fma);
 
 bool Supported(InstructionSet set);
+// Supported, and compiled in.
+bool Available(InstructionSet set);
 // The widest set that this machine has.
 InstructionSet BestInstructionSet();
 // The tables of `set`; fused only if allowed and present there.

@@ -160,6 +160,7 @@ HWY_AFTER_NAMESPACE();
 namespace stretto::engine::cpu {
 const QuantKernels* GetQuantKernels(InstructionSet set, bool fma) {
   switch (set) {
+    case InstructionSet::kAvx512Bf16:
     case InstructionSet::kAvx512:
       return fma ? HWY_CHOOSE_AVX3(kQuantFused) : HWY_CHOOSE_AVX3(kQuantTwoRoundings);
     case InstructionSet::kAvx2:

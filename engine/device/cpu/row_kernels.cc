@@ -204,6 +204,7 @@ HWY_AFTER_NAMESPACE();
 namespace stretto::engine::cpu {
 const RowKernels* GetRowKernels(InstructionSet set, bool fma) {
   switch (set) {
+    case InstructionSet::kAvx512Bf16:
     case InstructionSet::kAvx512:
       return fma ? HWY_CHOOSE_AVX3(kRowFused) : HWY_CHOOSE_AVX3(kRowTwoRoundings);
     case InstructionSet::kAvx2:

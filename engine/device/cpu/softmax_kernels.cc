@@ -152,6 +152,7 @@ HWY_AFTER_NAMESPACE();
 namespace stretto::engine::cpu {
 const SoftmaxKernels* GetSoftmaxKernels(InstructionSet set, bool fma) {
   switch (set) {
+    case InstructionSet::kAvx512Bf16:
     case InstructionSet::kAvx512:
       return fma ? HWY_CHOOSE_AVX3(kSoftmaxFused) : HWY_CHOOSE_AVX3(kSoftmaxTwoRoundings);
     case InstructionSet::kAvx2:

@@ -70,6 +70,7 @@ HWY_AFTER_NAMESPACE();
 namespace stretto::engine::cpu {
 const VocabularyLeafKernels* GetVocabularyLeafKernels(InstructionSet set, bool fma) {
   switch (set) {
+    case InstructionSet::kAvx512Bf16:
     case InstructionSet::kAvx512:
       return fma ? HWY_CHOOSE_AVX3(kLeavesFused) : HWY_CHOOSE_AVX3(kLeavesTwoRoundings);
     case InstructionSet::kAvx2:

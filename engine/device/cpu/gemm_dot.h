@@ -1,0 +1,51 @@
+// Products of bf16 by bf16 with instructions that add two products at a time (AVX512_BF16, half of
+// the instructions of f32), and the same bits as everywhere.
+//
+// VDPBF16PS adds to each lane of f32 the products of its two pairs of bf16, one after the other,
+// the odd pair first, each a fused multiply-add rounded to nearest even (Intel 64 and IA-32
+// Architectures SDM, "VDPBF16PS"; gemm_dot_test.cc compares it with two of them on this machine).
+// So with k at the odd and k + 1 at the even place of a pair, a chain of them is the chain over k.
+// One thing differs: numbers below 2^-126 are read and written as zero. Where no product that isn't
+// 0 can be so small that a sum of them comes there, nothing shows: with |a| >= 2^x and |b| >= 2^y
+// for all that aren't 0, every product is a multiple of 2^(x + y − 14), hence so is every sum
+// (rounding keeps multiples of powers of two), and at x + y − 14 >= −126 none that isn't 0 is
+// small. That is looked at for every tile of rows (SameBitsAsChain); the others, which are rare,
+// and rows of f32 take fused multiply-adds.
+//
+// Such weights are packed as panels [k / 2][16] of 32-bit words, k in the upper half.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/device/cpu/kernels.h"
+
+namespace stretto::engine::cpu {
+// The smallest absolute value that isn't 0, as bits of bf16; kNoneSmall where all are 0.
+inline constexpr uint16_t kNoneSmall = 0xffff;
+inline bool SameBitsAsChain(uint16_t least_a, uint16_t least_b) {
+  constexpr int kFirstNormal = 0x80, kExponents = 2 * 127 + 14 - 126;
+  if (least_a < kFirstNormal || least_b < kFirstNormal) return false;
+  return (least_a >> 7) + (least_b >> 7) >= kExponents;
+}
+
+struct DotKernels {
+  int max_rows = 1;
+  // That a tile of so many rows computes at once.
+  int (*panels_at_once)(int rows) = nullptr;
+  // W_NK rows (row n at src + n·row_stride) into one panel; columns ≥ n zero, k even. Returns the
+  // smallest value, as above.
+  uint16_t (*pack)(uint32_t* panel, const uint16_t* src, ptrdiff_t row_stride, int64_t k,
+                   int64_t n) = nullptr;
+  // Rows of A as words [k / 2][num_rows], k even. Returns the smallest value, as above.
+  uint16_t (*interleave)(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride, int num_rows,
+                         int64_t k) = nullptr;
+  // As GemmKernels::row_tiles. Tile i's rows are words where dots[i], else f32 [k][rows]; either
+  // way the next tile begins k·rows floats further on.
+  void (*row_tiles)(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,
+                    const bool* dots) = nullptr;
+};
+
+// nullptr where the machine hasn't these instructions.
+const DotKernels* GetDotKernels();
+}  // namespace stretto::engine::cpu
