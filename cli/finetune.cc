@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -64,6 +65,8 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
                   "Adam's moments, 8 bytes a parameter or 2")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "8bit"}));
+  command.add_flag("--offload-optimizer", flags->offload_optimizer,
+                   "Keeps master weights and f32 moments in files beside OUT, not in memory");
   command
       .add_option("--lora-rank", flags->lora_rank,
                   "Trains an adapter of this rank instead of the model's weights; 0: all weights")
@@ -81,6 +84,12 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
   command.add_option("--threads", flags->threads, "0: all processors")
       ->capture_default_str()
       ->check(IntegerIn(0, 1024));
+}
+
+std::string CheckpointsOf(const FinetuneFlags& flags) {
+  std::string path = std::filesystem::path(flags.out).lexically_normal().string();
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path + ".checkpoints";
 }
 
 absl::Status CheckOut(const FinetuneFlags& flags) {
@@ -124,6 +133,7 @@ absl::StatusOr<std::unique_ptr<engine::TrainerEngine>> CreateTrainer(
                       .total_steps = flags.steps};
   options.weight_decay = flags.weight_decay;
   options.storage.eight_bit_moments = flags.optimizer_state == "8bit";
+  if (flags.offload_optimizer) options.storage.offload_folder = CheckpointsOf(flags) + "/offload";
   ASSIGN_OR_RETURN(
       const engine::PeftAdapter adapter,
       engine::ResolveLora(files.config, {flags.lora_rank, flags.lora_alpha, flags.lora_targets},

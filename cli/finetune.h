@@ -31,6 +31,7 @@ struct FinetuneFlags {
   bool overwrite = false;
   bool restart = false;  // removes the checkpoints of an earlier try
   std::string optimizer_state = "f32";
+  bool offload_optimizer = false;
   int64_t lora_rank = 0;  // with one, or with an adapter to start from, that is trained
   double lora_alpha = 0;
   std::vector<std::string> lora_targets;
@@ -41,6 +42,8 @@ struct FinetuneFlags {
 void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::string& batch,
                       FinetuneFlags* flags);
 
+// OUT.checkpoints, where training that isn't finished lies.
+std::string CheckpointsOf(const FinetuneFlags& flags);
 // Says before the work, not after it, that --out cannot be written.
 absl::Status CheckOut(const FinetuneFlags& flags);
 // The model to start from: files and, unless it starts from random weights, tensors.

@@ -85,11 +85,7 @@ absl::StatusOr<Json> SettingsOf(const FinetuneFlags& flags, const std::string& s
 }  // namespace
 
 FinetuneSession::FinetuneSession(const FinetuneFlags& flags, std::string settings)
-    : flags_(flags), settings_(std::move(settings)) {
-  root_ = std::filesystem::path(flags.out).lexically_normal().string();
-  while (root_.size() > 1 && root_.back() == '/') root_.pop_back();
-  root_ += ".checkpoints";
-}
+    : flags_(flags), root_(CheckpointsOf(flags)), settings_(std::move(settings)) {}
 
 absl::StatusOr<FinetuneSession> FinetuneSession::Open(const FinetuneFlags& flags,
                                                       const std::string& settings_json) {

@@ -64,6 +64,7 @@ absl::Status WriteFolder(Files& files, const std::string& folder, const PeftExpo
   std::sort(specs.begin(), specs.end(),
             [](const TensorSpec& a, const TensorSpec& b) { return a.name < b.name; });
   std::vector<SafetensorsWriter::Tensor> tensors;
+  tensors.reserve(specs.size());
   for (const TensorSpec& spec : specs) tensors.push_back({spec.name, DType::kF32, spec.shape});
   ASSIGN_OR_RETURN(auto writer, SafetensorsWriter::Create(files, JoinPath(folder, kWeightsFile),
                                                           std::move(tensors)));

@@ -66,7 +66,7 @@ TEST_CASE("preferences are learned from log 2 on, with bits that know no threads
   const size_t last = log.find("step 40/40");
   REQUIRE(last != std::string::npos);
   CHECK(log.find("accuracy 1.000", last) != std::string::npos);
-  dpo.Run("b", 0, {"--threads", "3"});
+  dpo.Run("b", 0, {"--threads", "3", "--offload-optimizer"});
   CHECK(dpo.Weights("a").size() > 1000);
   CHECK(dpo.Weights("a") == dpo.Weights("b"));
   CHECK(dpo.Weights("a") !=
