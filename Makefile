@@ -11,6 +11,7 @@ SEEDS ?=
 simulate:         ; scripts/build release coordinator_core_test && STRETTO_SIM_COUNT=$(or $(SEEDS),100000) build/release/tests/coordinator_core_test "whatever crashes*"
 # Real processes, killed, stopped and cut off: make resume-chaos SEED=2 KILLS=20, make chaos SEED=2 STEPS=30
 chaos_programs = stretto stretto-coordinator stretto-generator stretto-scorer stretto-trainer
+chaos:            ; scripts/build release $(chaos_programs) && SEED=$(SEED) STEPS=$(STEPS) STALENESS=$(STALENESS) scripts/chaos
 resume-chaos:     ; scripts/build release $(chaos_programs) && SEED=$(SEED) KILLS=$(KILLS) scripts/resume-chaos
 lint:             ; scripts/lint
 format:           ; scripts/lint --fix

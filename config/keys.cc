@@ -92,6 +92,11 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(rollout, min_p, FromBelow(0, 1),
           "Leaves out tokens less likely than this share of the likeliest. 0: off."),
       KEY(rollout, max_tokens, AtLeast(1), "Longest completion."),
+      KEY(rollout, first_max_tokens, AtLeast(0),
+          "A curriculum of lengths: what the first step allows; it grows with every step. 0: "
+          "`max_tokens` from the beginning."),
+      KEY(rollout, ramp_steps, AtLeast(1),
+          "Steps until `first_max_tokens` has grown to `max_tokens`."),
       KEY(rollout, min_tokens, AtLeast(0), "No end of sequence before."),
       KEY(rollout, stop, Any(), "Texts that end a completion."),
       KEY(rollout, weight_dtype, OneOf({"bf16", "int8", "int4", "fp8"}),
@@ -129,6 +134,10 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "tokens, divided by sequences times `rollout.max_tokens` (Dr. GRPO). rloo takes the mean "
           "over sequences."),
       KEY(algorithm, entropy_coef, AtLeast(0), "Weight of the entropy in the objective."),
+      KEY(algorithm, dynamic_sampling, Any(),
+          "Groups whose completions all have the same reward, from which nothing can be learnt, "
+          "are "
+          "replaced by others, at most `train.max_group_replacements` a step."),
       KEY(algorithm, importance_cap, AtLeast(0),
           "Cap of truncated importance sampling for stale tokens. 0: off."),
 

@@ -52,6 +52,10 @@ struct RolloutSection {
   double top_p = 1.0;
   double min_p = 0.0;
   int64_t max_tokens = 256;
+  // A curriculum of lengths: the first step allows so many tokens (0: max_tokens), then more and
+  // more, until after ramp_steps it is max_tokens.
+  int64_t first_max_tokens = 0;
+  int64_t ramp_steps = 100;
   int64_t min_tokens = 0;
   std::vector<std::string> stop;
   std::string weight_dtype = "bf16";  // bf16 | int8 | int4 | fp8: how generators store matrices
@@ -90,7 +94,8 @@ struct AlgorithmSection {
                                         // leave_one_out (rloo's default) | batch_std (REINFORCE++)
   std::string loss_denominator = "token_mean";  // token_mean (global) | sequence_mean | constant
   double entropy_coef = 0.0;                    // added to the objective
-  double importance_cap = 0.0;  // truncated importance sampling for stale tokens; 0: off
+  bool dynamic_sampling = false;  // groups whose completions all have one reward are replaced
+  double importance_cap = 0.0;    // truncated importance sampling for stale tokens; 0: off
 };
 
 struct TrainSection {
@@ -142,8 +147,8 @@ struct ClusterSection {
   int64_t base_port = 0;   // coordinator's port, others follow; 0: free ports are found
   int64_t http_port = -1;  // of the OpenAI-compatible API of the first generator that `stretto up`
                            // starts, the others' follow; 0: free ports are found, -1: none
-  int64_t heartbeat_ms = 500;
-  int64_t lease_ms = 5000;
+  int64_t heartbeat_ms = 300;
+  int64_t lease_ms = 1500;
   int64_t kv_cache_mb = 512;        // a generator's budget
   double kv_cache_share = 0;        // if positive, instead: of the memory that it may use
   int64_t max_running = 128;        // sequences a generator decodes at once

@@ -155,15 +155,21 @@ TEST_CASE("errors name file, line, key and what is expected") {
        "the mean over sequences, found 'constant'"},
       {"rollout:\n  min_tokens: 300\n",
        "run.yaml:8: rollout.min_tokens: expected at most rollout.max_tokens (256), found 300"},
+      {"rollout:\n  first_max_tokens: 300\n",
+       "run.yaml:8: rollout.first_max_tokens: expected 0, or between rollout.min_tokens (0) and "
+       "rollout.max_tokens (256), found 300"},
+      {"algorithm:\n  dynamic_sampling: true\nrollout:\n  group_size: 1\n",
+       "run.yaml:8: algorithm.dynamic_sampling: expected false where rollout.group_size is 1 (one "
+       "reward is always the same), found true"},
       {"eval:\n  every: 5\n",
        "run.yaml:8: eval.every: expected 0 while data.eval names no file, found 5"},
       {"eval:\n  reward: exact\n",
        "run.yaml:8: eval.reward: expected one of integer, found 'exact'"},
       {"algorithm:\n  kl_target: 6\n",
        "run.yaml:8: algorithm.kl_target: expected 0 while algorithm.kl_coef is 0, found 6"},
-      {"cluster:\n  lease_ms: 600\n",
-       "run.yaml:8: cluster.lease_ms: expected at least twice cluster.heartbeat_ms (500), found "
-       "600"},
+      {"cluster:\n  lease_ms: 500\n",
+       "run.yaml:8: cluster.lease_ms: expected at least twice cluster.heartbeat_ms (300), found "
+       "500"},
       {"cluster:\n  speculation: model\n",
        "run.yaml: cluster.draft_model: expected a path with speculation: model, and only then, "
        "found "

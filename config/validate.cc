@@ -100,6 +100,18 @@ absl::Status CheckLengths(const RunConfig& c, const Origins& origins) {
   RETURN_IF_ERROR(CheckBelow(origins, "eval.max_tokens", c.eval.max_tokens, context_key, context));
   RETURN_IF_ERROR(CheckBelow(origins, "data.max_prompt_tokens", c.data.max_prompt_tokens,
                              context_key, context));
+  const int64_t first = c.rollout.first_max_tokens;
+  if (first > c.rollout.max_tokens || (first > 0 && first < c.rollout.min_tokens)) {
+    return origins.Error("rollout.first_max_tokens",
+                         absl::StrCat("0, or between rollout.min_tokens (", c.rollout.min_tokens,
+                                      ") and rollout.max_tokens (", c.rollout.max_tokens, ")"),
+                         absl::StrCat(first));
+  }
+  if (c.algorithm.dynamic_sampling && c.rollout.group_size < 2) {
+    return origins.Error("algorithm.dynamic_sampling",
+                         "false where rollout.group_size is 1 (one reward is always the same)",
+                         "true");
+  }
   if (c.rollout.min_tokens > c.rollout.max_tokens) {
     return origins.Error("rollout.min_tokens",
                          absl::StrCat("at most rollout.max_tokens (", c.rollout.max_tokens, ")"),

@@ -178,6 +178,31 @@ TEST_CASE("a version's delta is applied whole or not at all") {
     CHECK(absl::IsDataLoss(status));
     CHECK(status.message().find("tensor b") != std::string::npos);
   }
+  SECTION("replayed, or in another order") {
+    Bytes further = changed;
+    further[9] ^= 0x01;
+    const auto third = make(5, further);
+    const auto later = EncodeVersionDelta(*next, *third);
+    const auto apply = [](const WeightsVersion& onto, const WeightsVersion& to, const auto& d) {
+      return ApplyVersionDelta(onto, to.number, to.hash, to.manifest, d->tensors).status();
+    };
+    CHECK(absl::IsDataLoss(apply(*next, *next, delta)));         // once more
+    CHECK(absl::IsDataLoss(apply(*base, *third, later)));        // the second before the first
+    CHECK(absl::IsDataLoss(apply(*third, *next, delta)));        // the first after the second
+    CHECK(base->tensors[1].span() == absl::MakeConstSpan(old));  // and nothing has changed
+    CHECK(apply(*next, *third, later).ok());
+  }
+  SECTION("flipped bits, wherever") {
+    const absl::Span<const uint8_t> code = delta->tensors[1].span();
+    for (size_t bit = 0; bit < code.size() * 8; ++bit) {
+      Bytes flipped(code.begin(), code.end());
+      flipped[bit / 8] ^= static_cast<uint8_t>(1u << (bit % 8));
+      const auto damaged = ApplyVersionDelta(*base, 4, next->hash, next->manifest,
+                                             {delta->tensors[0], SharedBytes(flipped)});
+      // A bit that decides nothing may flip; weights that are not those announced may not come out.
+      CHECK((!damaged.ok() || (*damaged)->tensors[1].span() == absl::MakeConstSpan(changed)));
+    }
+  }
   SECTION("another announced hash") {
     CHECK(absl::IsDataLoss(
         ApplyVersionDelta(*base, 4, base->hash, next->manifest, delta->tensors).status()));

@@ -33,6 +33,7 @@ CoreOptions MakeCoreOptions(const RunConfig& c, const Dataset& train, const Data
   o.max_prompt_tokens =
       c.data.max_prompt_tokens > 0 ? std::min(c.data.max_prompt_tokens, room) : room;
   o.max_group_replacements = c.train.max_group_replacements;
+  o.replace_without_signal = c.algorithm.dynamic_sampling;
   o.checkpoint_every = c.train.checkpoint_every;
   const auto num_lines = static_cast<int64_t>(eval.lines.size());
   o.num_eval_prompts = c.eval.max_prompts > 0 ? std::min(c.eval.max_prompts, num_lines) : num_lines;
@@ -143,7 +144,7 @@ absl::Status Coordinator::Open() {
   first_step_ = version;
   if (version > 0) LogInfo("going on after step ", version);
   core_ = std::make_unique<Core>(MakeCoreOptions(config_, train_, eval_), std::move(restored));
-  start_ns_ = mark_ns_ = NowNs();
+  start_ns_ = mark_ns_ = busy_since_ns_ = NowNs();
   return absl::OkStatus();
 }
 
@@ -180,6 +181,7 @@ void Coordinator::Loop() {
 }
 
 void Coordinator::Turn(std::deque<std::function<void()>> events) {
+  CountBusy();
   for (auto& event : events) event();
   if (const int64_t now = NowNs(); now - place_checked_ns_ > kCheckPlaceNs) {
     place_checked_ns_ = now;

@@ -23,6 +23,7 @@
 #include "config/run_config.h"
 #include "services/common/metrics.h"
 #include "services/common/stop_signal.h"
+#include "services/coordinator/balance.h"
 #include "services/coordinator/calls.h"
 #include "services/coordinator/core.h"
 #include "services/coordinator/dataset.h"
@@ -135,6 +136,8 @@ class Coordinator {
   void PublishStatus();
   void PublishMetrics();
   void PublishRankMetrics();
+  void PublishBalance();
+  void CountBusy();
   void WriteSummary();
 
   const RunConfig config_;
@@ -144,6 +147,8 @@ class Coordinator {
   std::unique_ptr<RunOutputs> outputs_;
   std::unique_ptr<Core> core_;
   RunClock run_clock_;
+  Balance balance_;
+  int64_t busy_since_ns_ = 0;
   int64_t num_gaps_ = 0;
   struct Lost {
     int64_t at_ns = 0;

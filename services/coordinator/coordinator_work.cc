@@ -123,7 +123,9 @@ void Coordinator::Do(const GenerateGroup& command) {
   *request.mutable_caller() = CallerOf(command);
   *request.mutable_prompt_id() = ToProto(group->place);
   request.mutable_prompt_ids()->Add(group->prompt_ids.begin(), group->prompt_ids.end());
-  *request.mutable_sampling() = is_eval ? EvalSampling(config_) : TrainSampling(config_);
+  const auto known = core_->groups().find(command.group);
+  const int64_t step = known == core_->groups().end() ? 1 : known->second.round;
+  *request.mutable_sampling() = is_eval ? EvalSampling(config_) : TrainSampling(config_, step);
   request.set_run_seed(config_.run.seed);
   const int64_t num_samples = is_eval ? 1 : config_.rollout.group_size;
   for (int64_t i = 0; i < num_samples; ++i) {
@@ -168,37 +170,9 @@ void Coordinator::Generated(const GenerateGroup& asked,
   // Whoever is to do it again is asked by the turn that hears of this.
   if (absl::IsUnavailable(status)) lost_groups_[asked.group] = {NowNs(), asked.member};
   if (core_->OnGenerated(asked, status, min_version, RunNowNs())) {
+    balance_.Generated(static_cast<int64_t>(answer->size()));
     journal_->WriteRollouts(asked.group, *answer);
   }
-}
-
-// For people, and for scripts that measure how soon a run goes on: docs/faults.md.
-void Coordinator::Recovered(const GenerateGroup& command) {
-  const int64_t now_ns = NowNs();
-  const auto seconds = [&](int64_t from_ns) {
-    return static_cast<double>(now_ns - from_ns) * 1e-9;
-  };
-  if (!has_token_) {
-    has_token_ = true;
-    LogInfo("first token ", seconds(start_ns_), " s after the start, of group ", command.group,
-            " at ", command.member);
-  }
-  const auto lost = lost_groups_.find(command.group);
-  if (lost == lost_groups_.end()) return;
-  parts_.metrics
-      ->histogram("stretto_reissue_seconds",
-                  "From the loss of a group by its generator to its first token elsewhere.")
-      .Observe(seconds(lost->second.at_ns));
-  LogInfo("group ", command.group, ", lost by ", lost->second.member, ", has a token of ",
-          command.member, " after ", seconds(lost->second.at_ns), " s");
-  lost_groups_.erase(lost);
-}
-
-void Coordinator::Do(const CountFault& command) {
-  parts_.metrics
-      ->counter("stretto_faults_total", "What went wrong and was dealt with, by kind.",
-                {{"kind", command.kind}, {"member", command.member}})
-      .Add();
 }
 
 void Coordinator::Do(const CancelGenerate& command) {
@@ -236,7 +210,8 @@ void Coordinator::Scored(const ScoreGroup& asked, GroupRecord group,
   absl::Status status = answer.status();
   const bool wants_reference = group.place.epoch != kEvalEpoch && config_.algorithm.kl_coef > 0;
   if (status.ok()) status = ApplyScores(*answer, wants_reference, &group.rollouts);
-  if (core_->OnScored(asked, status, RunNowNs())) {
+  if (core_->OnScored(asked, status, RunNowNs(), HasSignal(group.rollouts))) {
+    balance_.Scored(static_cast<int64_t>(group.rollouts.size()));
     journal_->WriteScores(asked.group, group.rollouts, answer->scorer_tag());
   }
 }
@@ -369,6 +344,7 @@ void Coordinator::RecordStep(const TakeStep& asked, const v1::TrainStepResponse&
     Tell(absl::StrCat("step ", asked.step, " changed nothing: ", answer.skip_reason()));
     LogWarning(events_.back());
   }
+  balance_.Trained(config_.train.prompts_per_step * config_.rollout.group_size, answer.seconds());
   journal_->WriteStep(step, core_->kl_coef());
   last_metrics_ = step.metrics;
   if (const absl::Status status = outputs_->AddStep(step); !status.ok()) {
@@ -446,48 +422,4 @@ void Coordinator::WriteSummary() {
   }
 }
 
-void Coordinator::PublishRankMetrics() {
-  if (config_.cluster.trainers <= 1) return;
-  Metrics& metrics = *parts_.metrics;
-  metrics.gauge("stretto_trainer_group_epoch", "Of the trainers' group, or of the attempt at one.")
-      .Set(static_cast<double>(core_->trainers().epoch));
-  metrics.gauge("stretto_trainer_group_size", "Ranks of the trainers' group.")
-      .Set(static_cast<double>(core_->trainers().ranks.size()));
-  for (const auto& [name, measured] : rank_metrics_) {
-    const auto set = [&](const char* gauge, const char* help, const char* metric) {
-      const auto found = measured.find(metric);
-      if (found != measured.end()) metrics.gauge(gauge, help, {{"rank", name}}).Set(found->second);
-    };
-    set("stretto_rank_step_seconds", "Of the last step on this rank.", "train_seconds");
-    set("stretto_rank_collective_seconds", "Of that, exchanges (overlapped ones included).",
-        "collective_seconds");
-  }
-}
-
-void Coordinator::PublishMetrics() {
-  Metrics& metrics = *parts_.metrics;
-  metrics.gauge("stretto_step", "Optimizer steps taken.")
-      .Set(static_cast<double>(core_->version_number()));
-  metrics.gauge("stretto_buffer_groups", "Complete groups that wait for their batch.")
-      .Set(static_cast<double>(core_->num_buffered()));
-  metrics.gauge("stretto_rollouts", "Complete training rollouts of the run.")
-      .Set(static_cast<double>(num_rollouts_));
-  metrics.gauge("stretto_rejected_groups", "Groups replaced since the coordinator started.")
-      .Set(static_cast<double>(core_->num_rejected()));
-  metrics.gauge("stretto_stale_groups", "Groups generated again because they became too old.")
-      .Set(static_cast<double>(core_->num_stale_dropped()));
-  PublishRankMetrics();
-  std::map<std::string, int> num_live = {{"generator", 0}, {"scorer", 0}, {"trainer", 0}};
-  for (const auto& [name, member] : core_->members()) {
-    if (member.is_live) ++num_live[PoolName(member.pool)];
-  }
-  for (const auto& [pool, count] : num_live) {
-    metrics.gauge("stretto_live_members", "Members that keep their lease.", {{"pool", pool}})
-        .Set(count);
-  }
-  for (const auto& [name, value] : last_metrics_) {
-    metrics.gauge("stretto_step_metric", "Metrics of the last step.", {{"metric", name}})
-        .Set(value);
-  }
-}
 }  // namespace stretto::services

@@ -26,7 +26,12 @@ Core::Core(CoreOptions options, RestoredRun restored)
   STRETTO_CHECK(options_.min_trainers > 0 && options_.min_trainers <= options_.num_trainers);
   trainers_.epoch = restored.trainer_epoch;
   if (!versions_.empty()) version_ = {versions_.rbegin()->first, versions_.rbegin()->second};
-  for (Group& group : restored.groups) groups_.emplace(group.id, std::move(group));
+  for (Group& group : restored.groups) {
+    const bool is_replaced = group.kind == GroupKind::kTrain &&
+                             group.state == GroupState::kRejected && group.reason != kNoSignal;
+    if (is_replaced) ++num_replaced_[group.round];
+    groups_.emplace(group.id, std::move(group));
+  }
   // A run that was over is over again as soon as it is looked at.
   TryEnd();
   if (!restored.paused || IsOver()) return;

@@ -111,7 +111,8 @@ class Core {
   // A reward that failed is not OK with code ABORTED: a failure of the group, which is replaced
   // when it fails again. Any other code says that the scorer or whoever it asks is out of reach:
   // the group waits for as long as that lasts.
-  bool OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t now_ns);
+  bool OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t now_ns,
+                bool has_signal = true);
   void OnPrepared(const PrepareVersion& asked, const absl::Status& status, int64_t now_ns);
   void OnCommitted(const CommitVersion& asked, const absl::Status& status, int64_t now_ns);
   void OnRankPrepared(const PrepareRank& asked, const absl::Status& status,
@@ -147,6 +148,7 @@ class Core {
   const TrainerGroup& trainers() const { return trainers_; }
   int64_t num_rejected() const { return num_rejected_; }
   int64_t num_stale_dropped() const { return num_stale_dropped_; }
+  int64_t num_without_signal() const { return num_without_signal_; }  // replaced
   // Complete groups that wait for their batch.
   int64_t num_buffered() const;
   // Rollouts of the step, or of the evaluation, that is being put together.
@@ -179,6 +181,7 @@ class Core {
   void TrainersLackVersion(int64_t now_ns);
 
   void MakeGroups();
+  void RejectWithoutSignal(int64_t step);
   void MakeEvalGroups();
   Group& NewGroup(GroupKind kind, int64_t round, uint64_t position, DatasetPlace place);
   void Tokenize(int64_t now_ns);
@@ -224,7 +227,7 @@ class Core {
   double kl_coef_;
   uint64_t next_group_, next_position_, next_call_ = 1;
   int64_t checkpoint_version_;
-  int64_t num_rejected_ = 0, num_stale_dropped_ = 0;
+  int64_t num_rejected_ = 0, num_stale_dropped_ = 0, num_without_signal_ = 0;
 
   TrainerGroup trainers_;
   int64_t trainer_failures_ = 0;  // in a row

@@ -52,6 +52,7 @@ Group& Core::NewGroup(GroupKind kind, int64_t round, uint64_t position, DatasetP
 // Fills every step of the window up to its number of groups, rejected ones not counted.
 void Core::MakeGroups() {
   const int64_t last = std::min(options_.num_steps, version_.number + 1 + options_.max_staleness);
+  for (int64_t step = version_.number + 1; step <= last; ++step) RejectWithoutSignal(step);
   std::map<int64_t, int64_t> num_made;
   for (const auto& [id, group] : groups_) {
     if (group.kind == GroupKind::kTrain && group.state != GroupState::kRejected) {
@@ -66,6 +67,34 @@ void Core::MakeGroups() {
       NewGroup(GroupKind::kTrain, step, position, order_.At(position));
       ++num_made[step];
     }
+  }
+}
+
+// Decides in stream order, each group when all before it have been decided: what is replaced does
+// not depend on who was scored first. Beyond the bound groups are trained on as they are, which
+// changes nothing but the step's denominators.
+void Core::RejectWithoutSignal(int64_t step) {
+  if (!options_.replace_without_signal || kl_coefs_.count(step) > 0) return;
+  int64_t num_without = 0, num_decided = 0;
+  for (Group* group : GroupsOf(GroupKind::kTrain, step)) {
+    if (group->state == GroupState::kRejected) {
+      num_without += group->reason == kNoSignal ? 1 : 0;
+      continue;
+    }
+    if (group->state != GroupState::kScored) return;
+    ++num_decided;
+    if (group->has_signal) continue;
+    if (num_without >= options_.max_group_replacements) {
+      Note(absl::StrCat("step ", step, ": ", num_without, " groups without signal were replaced, ",
+                        "as many as train.max_group_replacements allows; ",
+                        num_decided == 1 ? "all" : "others",
+                        " whose completions have the same reward are trained on as they are. "
+                        "Easier or harder prompts, larger groups or a higher temperature help"));
+      continue;
+    }
+    ++num_without;
+    ++num_without_signal_;
+    Reject(group, kNoSignal);
   }
 }
 
@@ -103,7 +132,7 @@ void Core::Reject(Group* group, const std::string& reason) {
   ++group->attempt;
   SetState(group, GroupState::kRejected);
   ++num_rejected_;
-  if (group->kind == GroupKind::kEval) return;
+  if (group->kind == GroupKind::kEval || reason == kNoSignal) return;
   const int64_t num_replaced = ++num_replaced_[group->round];
   if (num_replaced > options_.max_group_replacements) {
     Fail(absl::ResourceExhaustedError(
@@ -270,7 +299,8 @@ void Core::Score(int64_t now_ns) {
   }
 }
 
-bool Core::OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t now_ns) {
+bool Core::OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t now_ns,
+                    bool has_signal) {
   Member* scorer = Current(asked.member, asked.epoch);
   Group* group = Awaited(asked.group, asked.attempt, GroupState::kScoring);
   if (IsOver() || scorer == nullptr || group == nullptr || group->member != asked.member) {
@@ -282,6 +312,7 @@ bool Core::OnScored(const ScoreGroup& asked, const absl::Status& status, int64_t
   const int64_t later_ns = now_ns + options_.retry_ns;
   if (status.ok()) {
     no_reward_.clear();
+    group->has_signal = has_signal;
     Requeue(group, GroupState::kScored, 0);
   } else if (absl::IsAborted(status) || absl::IsInvalidArgument(status)) {
     if (++group->num_score_failures >= options_.max_score_attempts) {

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "absl/strings/match.h"
+#include "services/coordinator/balance.h"
 #include "services/coordinator/run_clock.h"
 
 namespace stretto::services {
@@ -206,6 +207,21 @@ TEST_CASE("time in which nobody was listened to, or that the clock made up, is n
   CHECK(b.core.OnHeartbeat("g", 1, clock.Read(3600 * kSecond)));
 }
 
+TEST_CASE("as many generators and scorers are wanted as keep the trainers fed") {
+  Balance balance;
+  CHECK(balance.Desired(balance.generators()) == 0);
+  for (int step = 0; step < 40; ++step) {
+    balance.Pass(/*seconds=*/2, /*busy_generators=*/2, /*busy_scorers=*/0);
+    balance.Pass(/*seconds=*/1, /*busy_generators=*/0, /*busy_scorers=*/1);
+    balance.Generated(64);  // 16 a second and generator
+    balance.Scored(64);     // 64 a second and scorer
+    balance.Trained(64, /*seconds=*/step < 20 ? 0.8 : 1.0);
+  }
+  CHECK(balance.trainers().Rate() == Approx(64).epsilon(0.01));
+  CHECK(balance.Desired(balance.generators()) == 4);
+  CHECK(balance.Desired(balance.scorers()) == 1);
+}
+
 TEST_CASE("a failed reward is tried again, then its group is replaced") {
   Bench b({.max_group_replacements = 5});
   for (const auto& g : Only<GenerateGroup>(b.Tokenize(b.Sync()))) {
@@ -219,6 +235,45 @@ TEST_CASE("a failed reward is tried again, then its group is replaced") {
   b.core.OnScored(again[0], absl::AbortedError("nan"), kSecond);
   CHECK(b.core.num_rejected() == 1);
   CHECK(Only<TokenizePrompts>(b.Take()).size() == 1);
+}
+
+// Scores all that is generated; `signals` says of which groups, in order of asking, the rewards
+// differ. The positions that the next step is trained on.
+std::vector<uint64_t> TrainedWithout(Bench& b, std::vector<bool> signals) {
+  std::vector<Command> commands = b.Tokenize(b.Sync());
+  for (size_t next = 0;;) {
+    for (const auto& g : Only<GenerateGroup>(commands)) {
+      b.core.OnGenerated(g, absl::OkStatus(), 0, 0);
+    }
+    for (const auto& s : Only<ScoreGroup>(b.Take())) {
+      b.core.OnScored(s, absl::OkStatus(), 0, next >= signals.size() || signals[next]);
+      ++next;
+    }
+    commands = b.Take();
+    for (const auto& batch : Only<RecordBatch>(commands)) {
+      std::vector<uint64_t> positions;
+      for (const uint64_t id : batch.groups) positions.push_back(b.core.groups().at(id).position);
+      return positions;
+    }
+    commands = b.Tokenize(commands);
+    if (commands.empty()) return {};
+  }
+}
+
+TEST_CASE("groups without signal are replaced, within a bound, and trained on beyond it") {
+  {
+    Bench b({.max_group_replacements = 8, .replace_without_signal = true});
+    CHECK(TrainedWithout(b, {false, true, false, true}) == std::vector<uint64_t>{1, 3});
+    CHECK(b.core.num_without_signal() == 2);
+  }
+  {
+    Bench b({.max_group_replacements = 8});
+    CHECK(TrainedWithout(b, {false, true}) == std::vector<uint64_t>{0, 1});
+  }
+  Bench b({.max_group_replacements = 3, .replace_without_signal = true});
+  CHECK(TrainedWithout(b, std::vector<bool>(20, false)) == std::vector<uint64_t>{3, 4});
+  CHECK(b.core.num_without_signal() == 3);
+  CHECK(b.core.phase() != RunPhase::kFailed);
 }
 
 TEST_CASE("while nobody can be asked for a reward, groups wait and the run says why") {

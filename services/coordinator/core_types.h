@@ -27,10 +27,11 @@ struct CoreOptions {
   int64_t prompts_per_step = 1;
   int64_t group_size = 1;
   int64_t max_staleness = 0;
-  int64_t max_prompt_tokens = 0;       // what the run allows; longer prompts are rejected
-  int64_t max_group_replacements = 0;  // of one step
-  int64_t checkpoint_every = 0;        // steps; 0: only at the end
-  int64_t num_eval_prompts = 0;        // 0: no evaluation
+  int64_t max_prompt_tokens = 0;        // what the run allows; longer prompts are rejected
+  int64_t max_group_replacements = 0;   // of one step
+  bool replace_without_signal = false;  // groups whose rewards are all the same; within that bound
+  int64_t checkpoint_every = 0;         // steps; 0: only at the end
+  int64_t num_eval_prompts = 0;         // 0: no evaluation
   bool eval_before = false, eval_after = false;
   int64_t eval_every = 0;
   uint64_t num_train_lines = 1;
@@ -67,6 +68,8 @@ enum class GroupState {
 };
 const char* Name(GroupState state);
 
+// The reason of groups that were rejected because nothing can be learnt from them.
+inline constexpr char kNoSignal[] = "no signal: all its completions have the same reward";
 // The epoch of evaluation prompts' ids: no pass of the training data has it.
 inline constexpr uint32_t kEvalEpoch = 0xffffffff;
 
@@ -84,6 +87,7 @@ struct Group {
   int64_t not_before_ns = 0;
   int64_t num_failures = 0, num_score_failures = 0, num_lies = 0;
   int64_t min_version = -1;  // oldest version that wrote a token; from kGenerated on
+  bool has_signal = true;    // kScored: its rewards differ
 };
 
 // Commands. Record* say what the journal must hold before any of the others is carried out.

@@ -92,7 +92,9 @@ absl::Status Journal::RestoreGroups(RestoredRun* run) {
   }
   const int64_t newest = run->versions.empty() ? -1 : run->versions.rbegin()->first;
   auto query = db_->Prepare(
-      "SELECT id, kind, round, position, epoch, line, state, reason, min_version FROM groups WHERE "
+      "SELECT id, kind, round, position, epoch, line, state, reason, min_version, (SELECT "
+      "MIN(reward) < MAX(reward) FROM scores WHERE group_id = "
+      "groups.id) FROM groups WHERE "
       "(kind = 'train' AND round > ?) OR (kind = 'eval' AND round = ? AND NOT EXISTS (SELECT 1 "
       "FROM "
       "evals WHERE version = round))");
@@ -109,6 +111,7 @@ absl::Status Journal::RestoreGroups(RestoredRun* run) {
     group.state = StateByName(query.TextAt(6));
     group.reason = query.TextAt(7);
     group.min_version = query.IntAt(8);
+    group.has_signal = query.IntAt(9) != 0;
     run->groups.push_back(std::move(group));
   }
 }

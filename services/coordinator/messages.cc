@@ -54,20 +54,28 @@ v1::Completion ToProto(const RolloutRecord& rollout) {
   return proto;
 }
 
-v1::SamplingParams TrainSampling(const RunConfig& config) {
+namespace {
+int64_t MaxTokensOfStep(const RolloutSection& rollout, int64_t step) {
+  const int64_t first = rollout.first_max_tokens;
+  if (first == 0 || step > rollout.ramp_steps) return rollout.max_tokens;
+  return first + (rollout.max_tokens - first) * (step - 1) / rollout.ramp_steps;
+}
+}  // namespace
+
+v1::SamplingParams TrainSampling(const RunConfig& config, int64_t step) {
   v1::SamplingParams sampling;
   sampling.set_temperature(static_cast<float>(config.rollout.temperature));
   sampling.set_top_k(static_cast<int32_t>(config.rollout.top_k));
   sampling.set_top_p(static_cast<float>(config.rollout.top_p));
   sampling.set_min_p(static_cast<float>(config.rollout.min_p));
-  sampling.set_max_tokens(static_cast<int32_t>(config.rollout.max_tokens));
+  sampling.set_max_tokens(static_cast<int32_t>(MaxTokensOfStep(config.rollout, step)));
   sampling.set_min_tokens(static_cast<int32_t>(config.rollout.min_tokens));
   for (const std::string& stop : config.rollout.stop) sampling.add_stop_strings(stop);
   return sampling;
 }
 
 v1::SamplingParams EvalSampling(const RunConfig& config) {
-  v1::SamplingParams sampling = TrainSampling(config);
+  v1::SamplingParams sampling = TrainSampling(config, /*step=*/INT64_MAX);
   sampling.set_temperature(0);
   sampling.set_top_k(0);
   sampling.set_top_p(1);
@@ -168,6 +176,11 @@ absl::Status ApplyScores(const v1::ScoreResponse& response, bool want_reference_
     }
   }
   return absl::OkStatus();
+}
+
+bool HasSignal(const std::vector<RolloutRecord>& rollouts) {
+  return std::any_of(rollouts.begin(), rollouts.end(),
+                     [&](const RolloutRecord& r) { return r.reward != rollouts[0].reward; });
 }
 
 v1::ExperienceGroup ToExperience(const GroupRecord& group, const AlgorithmSection& algorithm) {

@@ -19,7 +19,8 @@ v1::PromptId ToProto(const DatasetPlace& place);
 v1::Completion ToProto(const RolloutRecord& rollout);
 
 // The sampling of the run's training rollouts, or (greedy) of its evaluations.
-v1::SamplingParams TrainSampling(const RunConfig& config);
+// Of the rollouts of `step` (from 1 on), whose longest completion the curriculum decides.
+v1::SamplingParams TrainSampling(const RunConfig& config, int64_t step);
 v1::SamplingParams EvalSampling(const RunConfig& config);
 
 // Gathers the events of one Generate call into whole rollouts and refuses what cannot be one:
@@ -44,5 +45,7 @@ absl::Status ApplyScores(const v1::ScoreResponse& response, bool want_reference_
                          std::vector<RolloutRecord>* rollouts);
 
 // A scored group as the trainer wants it, with the advantages of its rewards.
+// Whether the completions have different rewards.
+bool HasSignal(const std::vector<RolloutRecord>& rollouts);
 v1::ExperienceGroup ToExperience(const GroupRecord& group, const AlgorithmSection& algorithm);
 }  // namespace stretto::services

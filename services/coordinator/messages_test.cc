@@ -94,11 +94,24 @@ TEST_CASE("an experience carries the group's advantages") {
   CHECK(proto.experiences(1).advantage() == 0.5);
 }
 
+TEST_CASE("the longest completion grows with the steps where the run says so") {
+  RunConfig config;
+  config.rollout.max_tokens = 100;
+  CHECK(TrainSampling(config, 1).max_tokens() == 100);
+  config.rollout.first_max_tokens = 20;
+  config.rollout.ramp_steps = 8;
+  CHECK(TrainSampling(config, 1).max_tokens() == 20);
+  CHECK(TrainSampling(config, 5).max_tokens() == 60);
+  CHECK(TrainSampling(config, 8).max_tokens() == 90);
+  CHECK(TrainSampling(config, 9).max_tokens() == 100);
+  CHECK(EvalSampling(config).max_tokens() == 100);
+}
+
 TEST_CASE("evaluations are greedy") {
   RunConfig config;
   config.rollout.top_k = 5;
   config.rollout.max_tokens = 9;
-  CHECK(TrainSampling(config).top_k() == 5);
+  CHECK(TrainSampling(config, 1).top_k() == 5);
   CHECK(EvalSampling(config).temperature() == 0);
   CHECK(EvalSampling(config).top_k() == 0);
   CHECK(EvalSampling(config).max_tokens() == 9);

@@ -78,8 +78,17 @@ void Simulation::Answer(const TokenizePrompts& c, const absl::Status& status, co
   core_->OnTokenized(c, status, prompts, CoreNow());
 }
 
+SimTimes::Range Simulation::OfGroup(SimTimes::Range range, uint64_t group) {
+  if (!sim_.times.is_batched) return range;
+  const auto round = static_cast<uint64_t>(groups_.at(group).round);
+  const auto width = static_cast<uint64_t>(range.to_ms - range.from_ms + 1);
+  const uint64_t drawn = Mix(sim_.seed, round * 1'000'000 + static_cast<uint64_t>(range.from_ms));
+  const int64_t ms = range.from_ms + static_cast<int64_t>(drawn % width);
+  return {ms, ms};
+}
+
 void Simulation::Do(const GenerateGroup& c) {
-  Serve(c, sim_.times.generate, [this, c](SimMember& member) -> absl::Status {
+  Serve(c, OfGroup(sim_.times.generate, c.group), [this, c](SimMember& member) -> absl::Status {
     if (member.version.number < 0) return absl::FailedPreconditionError("no weights");
     if (c.expected.number >= 0 && !(member.version == c.expected)) {
       return absl::FailedPreconditionError("other version");
@@ -102,13 +111,15 @@ void Simulation::Answer(const GenerateGroup& c, const absl::Status& status, cons
 }
 
 void Simulation::Do(const ScoreGroup& c) {
-  Serve(c, sim_.times.score, [this](SimMember&) -> absl::Status {
+  Serve(c, OfGroup(sim_.times.score, c.group), [this](SimMember&) -> absl::Status {
     return sim_.max_staleness > 0 && Chance(0.02) ? absl::AbortedError("reward service is down")
                                                   : absl::OkStatus();
   });
 }
 void Simulation::Answer(const ScoreGroup& c, const absl::Status& status, const Version&) {
-  core_->OnScored(c, status, CoreNow());
+  // What was generated decides the rewards; of every third group they are all the same.
+  const bool has_signal = contents_.count(c.group) == 0 || contents_.at(c.group) % 3 != 0;
+  core_->OnScored(c, status, CoreNow(), has_signal);
 }
 
 void Simulation::Do(const PrepareVersion& c) {

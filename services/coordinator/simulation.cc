@@ -20,6 +20,7 @@ CoreOptions SmallRun(const SimOptions& options) {
           .max_staleness = options.max_staleness,
           .max_prompt_tokens = 100,
           .max_group_replacements = 30,
+          .replace_without_signal = options.replaces_without_signal,
           .checkpoint_every = 2,
           .num_eval_prompts = 3,
           .eval_before = true,
@@ -244,7 +245,8 @@ void Simulation::CarryOut() {
 void Simulation::CheckBounds() const {
   const CoreOptions& o = core_options_;
   const int64_t bound =
-      (1 + o.max_staleness) * (o.prompts_per_step + o.max_group_replacements) + o.num_eval_prompts;
+      (1 + o.max_staleness) * (o.prompts_per_step + 2 * o.max_group_replacements) +
+      o.num_eval_prompts;
   Require(static_cast<int64_t>(core_->groups().size()) <= bound, "too many groups are held");
   for (const auto& [name, member] : core_->members()) {
     const int64_t room = member.pool == PoolKind::kGenerator

@@ -39,6 +39,7 @@ struct SimTimes {
   };
   Range tokenize{1, 20}, generate{1, 400}, score{1, 100}, prepare{1, 150}, commit{1, 20};
   Range train{1, 500}, save{1, 100};
+  bool is_batched = false;  // all groups of a step are generated, and scored, in the same time
 };
 
 struct SimOptions {
@@ -46,6 +47,7 @@ struct SimOptions {
   int64_t max_staleness = 0;
   bool disturbed = true;
   int num_generators = 2, num_scorers = 1, num_trainers = 1, min_trainers = 1;
+  bool replaces_without_signal = false;
   bool is_told = false;  // what happens is printed
   SimTimes times = {};
 };
@@ -104,6 +106,7 @@ class Simulation {
   void At(int64_t delay_ns, std::function<void()> action);
   int64_t Delay(SimTimes::Range range);
   int64_t Delay(int64_t max_ms) { return Delay({1, max_ms}); }
+  SimTimes::Range OfGroup(SimTimes::Range range, uint64_t group);
   bool Chance(double p) { return sim_.disturbed && random_.NextDouble() < p; }
   int64_t CoreNow() { return run_clock_.Read(now_ + clock_offset_); }
   bool CoreHears() const { return core_ != nullptr && now_ >= core_stopped_until_; }
