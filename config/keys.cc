@@ -201,6 +201,10 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "How long a missing rank is waited for before fewer go on."),
       KEY(cluster, collective_timeout_ms, Between(100, 3600000),
           "A rank that takes no part in an exchange for so long ends the step, and is named."),
+      KEY(cluster, relay_fanout, Between(1, 64),
+          "Generators that each sender of new weights (the trainer, and generators that pass on "
+          "what "
+          "they receive) feeds at once. 1: a chain, which is the fastest where links are slow."),
       KEY(cluster, generator_threads, Between(0, 1024), "0: what the machine grants."),
       KEY(cluster, scorer_threads, Between(0, 1024), "0: what the machine grants."),
       KEY(cluster, trainer_threads, Between(0, 1024),

@@ -140,6 +140,7 @@ struct ClusterSection {
   bool offload_optimizer = false;      // masters and moments in files of the run's folder
   int64_t trainer_grace_ms = 30000;    // how long a group waits for a lost rank
   int64_t collective_timeout_ms = 60000;
+  int64_t relay_fanout = 1;       // generators that each sender of new weights feeds
   int64_t generator_threads = 0;  // 0: what the machine grants
   int64_t scorer_threads = 0;
   int64_t trainer_threads = 0;

@@ -116,6 +116,7 @@ class Coordinator {
   void Do(const CountFault& command);
   void Do(const EndRun& command);
 
+  void NoteSpread(const Version& version);
   void Tokenized(const TokenizePrompts& asked, const absl::StatusOr<v1::TokenizeResponse>& answer);
   void Generated(const GenerateGroup& asked,
                  const absl::StatusOr<std::vector<RolloutRecord>>& answer);
@@ -167,6 +168,7 @@ class Coordinator {
   std::map<std::string, uint64_t> peak_rss_;
   std::map<std::string, v1::PolicyVersion> reported_versions_;
   v1::SaveCheckpointResponse last_checkpoint_;
+  int64_t version_born_ns_ = 0, spread_version_ = -1;
   // Of the step under way: what its ranks are sent, and what they have measured.
   int64_t batch_step_ = -1;
   Calls::Batch batch_;

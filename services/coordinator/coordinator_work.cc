@@ -41,6 +41,7 @@ void Coordinator::Record(const RecordGroup& record) {
 }
 
 void Coordinator::Record(const RecordVersion& record) {
+  version_born_ns_ = NowNs();
   journal_->Write(record);
   journal_->WriteSessionSeconds(SessionSeconds());
   for (const auto& [name, bytes] : peak_rss_) journal_->WritePeakRss(name, bytes);
@@ -220,7 +221,7 @@ void Coordinator::Do(const PrepareVersion& command) {
   v1::PrepareWeightsRequest request;
   *request.mutable_caller() = CallerOf(command);
   *request.mutable_version() = ToProto(command.version);
-  request.add_sources(command.source);
+  for (const std::string& source : command.sources) request.add_sources(source);
   calls_->Prepare(TargetOf(command), std::move(request),
                   [this, command](const absl::StatusOr<v1::PrepareWeightsResponse>& answer) {
                     core_->OnPrepared(command, answer.status(), RunNowNs());
@@ -234,7 +235,23 @@ void Coordinator::Do(const CommitVersion& command) {
   calls_->Commit(TargetOf(command), std::move(request),
                  [this, command](const absl::StatusOr<v1::CommitWeightsResponse>& answer) {
                    core_->OnCommitted(command, answer.status(), RunNowNs());
+                   if (answer.ok()) NoteSpread(command.version);
                  });
+}
+
+// How long the newest version took to be in use everywhere.
+void Coordinator::NoteSpread(const Version& version) {
+  if (!(version == core_->version()) || spread_version_ == version.number) return;
+  for (const auto& [name, member] : core_->members()) {
+    const bool lacks_it =
+        member.pool == PoolKind::kGenerator && member.is_live && !(member.version == version);
+    if (lacks_it) return;
+  }
+  spread_version_ = version.number;
+  parts_.metrics
+      ->gauge("stretto_weights_spread_seconds",
+              "From the birth of the newest policy version to its being in use at all generators.")
+      .Set(static_cast<double>(NowNs() - version_born_ns_) * 1e-9);
 }
 
 void Coordinator::Do(const PrepareRank& command) {

@@ -104,57 +104,6 @@ void Core::Advance(int64_t now_ns) {
   if (!IsOver()) TryEnd();
 }
 
-// Brings each generator to the run's version: prepare, then commit, one at a time each.
-void Core::SyncWeights(int64_t now_ns) {
-  if (!TrainerHasVersion()) return;
-  const Member* trainer = Trainer(now_ns);
-  for (auto& [name, member] : members_) {
-    if (member.pool != PoolKind::kGenerator || !member.is_live || member.not_before_ns > now_ns)
-      continue;
-    if (member.version == version_ || member.is_preparing || member.is_committing) continue;
-    if (member.prepared == version_) {
-      member.is_committing = true;
-      Emit(CommitVersion{name, member.epoch, version_});
-    } else if (trainer != nullptr) {
-      member.is_preparing = true;
-      Emit(PrepareVersion{name, member.epoch, version_, trainer->address});
-    }
-  }
-}
-
-void Core::OnPrepared(const PrepareVersion& asked, const absl::Status& status, int64_t now_ns) {
-  Member* member = Current(asked.member, asked.epoch);
-  if (member == nullptr || !member->is_preparing || IsOver()) return;
-  member->is_preparing = false;
-  if (status.ok()) {
-    member->prepared = asked.version;
-    num_not_held_ = 0;
-  } else {
-    member->not_before_ns = now_ns + options_.retry_ns;
-    Emit(CountFault{"weights_not_prepared", asked.member});
-    Note(absl::StrCat(asked.member, " could not prepare version ", asked.version.number, ": ",
-                      status.message()));
-    if (absl::IsNotFound(status) && asked.version == version_) TrainersLackVersion(now_ns);
-  }
-  Advance(now_ns);
-}
-
-void Core::OnCommitted(const CommitVersion& asked, const absl::Status& status, int64_t now_ns) {
-  Member* member = Current(asked.member, asked.epoch);
-  if (member == nullptr || !member->is_committing || IsOver()) return;
-  member->is_committing = false;
-  member->prepared = Version();
-  if (status.ok()) {
-    member->version = asked.version;
-  } else {
-    member->not_before_ns = now_ns + options_.retry_ns;
-    Emit(CountFault{"weights_not_committed", asked.member});
-    Note(absl::StrCat(asked.member, " could not commit version ", asked.version.number, ": ",
-                      status.message()));
-  }
-  Advance(now_ns);
-}
-
 void Core::StepRecorded(const TakeStep& asked, const Version& version, double measured_kl) {
   version_ = version;
   versions_[version.number] = version.hash;

@@ -18,8 +18,8 @@
 //     part, and the step is taken when all have given the same hash. Unblocked by a complete batch,
 //     the end of an evaluation, the end of the step before, a group of trainers that is formed.
 //  6. A new version is recorded with its hash; only then does it exist.
-//  7. Generators prepare and commit it, one operation at a time each. Unblocked by the trainer
-//     having it.
+//  7. Generators prepare and commit it, one operation at a time each; bytes go along trees of them
+//     (core_weights.cc). Unblocked by the trainer having it.
 // An evaluation at version v (kEval groups, greedy) stands between step v and step v + 1.
 //
 // Whatever a member does not answer, or answers under an old epoch or attempt, is given to another:
@@ -188,6 +188,14 @@ class Core {
   void Dispatch(int64_t now_ns);
   void Score(int64_t now_ns);
   void SyncWeights(int64_t now_ns);
+  // Of a generator in the tree along which the newest version spreads.
+  struct RelayPlace {
+    std::string above;  // whom it fetches from; empty: the trainer
+    Version from;       // that it had before
+  };
+  std::vector<std::string> PlanSources(const Member& member, const Member& trainer);
+  int64_t DepthOf(const RelayPlace& place) const;
+  void ForgetRelay(const std::string& name);
   void DriveTrainer(int64_t now_ns);
   void FinishEval();
   void TryEnd();
@@ -228,6 +236,9 @@ class Core {
   uint64_t next_group_, next_position_, next_call_ = 1;
   int64_t checkpoint_version_;
   int64_t num_rejected_ = 0, num_stale_dropped_ = 0, num_without_signal_ = 0;
+
+  Version relayed_version_;
+  std::map<std::string, RelayPlace> relays_;  // of relayed_version_
 
   TrainerGroup trainers_;
   int64_t trainer_failures_ = 0;  // in a row

@@ -124,6 +124,7 @@ void Core::DropWorkOf(const std::string& name, const std::string& why, int64_t n
   member.num_in_flight = 0;
   member.tokenizing.clear();
   member.is_preparing = member.is_committing = false;
+  ForgetRelay(name);
   if (trainers_.Has(name)) LoseTrainers(absl::StrCat(name, " ", why), now_ns);
 }
 

@@ -42,6 +42,7 @@ struct CoreOptions {
   int64_t num_trainers = 1;  // that train together
   int64_t min_trainers = 1;  // that go on when the others don't come within the grace
   int64_t trainer_grace_ns = 30'000'000'000;
+  int64_t relay_fanout = 1;  // generators that each sender of weights feeds
 
   int64_t lease_ns = 5'000'000'000;
   int64_t settle_ns = 0;           // a new member learns its epoch before it is given work
@@ -158,7 +159,7 @@ struct PrepareVersion {
   std::string member;
   uint64_t epoch;
   Version version;
-  std::string source;
+  std::vector<std::string> sources;  // addresses, best first; the trainer's is the last
 };
 struct CommitVersion {
   std::string member;

@@ -124,13 +124,14 @@ void Simulation::Answer(const ScoreGroup& c, const absl::Status& status, const V
 
 void Simulation::Do(const PrepareVersion& c) {
   Serve(c, sim_.times.prepare, [this, c](SimMember& member) -> absl::Status {
-    const SimMember& trainer = members_.at(c.source);
-    if (!trainer.is_up || now_ < trainer.stopped_until || now_ < trainer.cut_off_until ||
-        !(trainer.version == c.version)) {
-      return absl::NotFoundError("not held");
+    for (const std::string& source : c.sources) {
+      const SimMember& from = members_.at(source);
+      if (!from.is_up || now_ < from.stopped_until || now_ < from.cut_off_until) continue;
+      if (!(from.version == c.version) && !(from.prepared == c.version)) continue;
+      member.prepared = c.version;
+      return absl::OkStatus();
     }
-    member.prepared = c.version;
-    return absl::OkStatus();
+    return absl::NotFoundError("not held");
   });
 }
 void Simulation::Answer(const PrepareVersion& c, const absl::Status& status, const Version&) {

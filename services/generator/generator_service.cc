@@ -177,7 +177,16 @@ bool Write(const SampleUpdate& update, grpc::ServerWriter<v1::GenerateEvent>& wr
 
 class GeneratorServiceImpl final : public v1::Generator::Service {
  public:
-  explicit GeneratorServiceImpl(const GeneratorParts& parts) : parts_(parts) {}
+  explicit GeneratorServiceImpl(const GeneratorParts& parts)
+      : parts_(parts),
+        prepare_seconds_(parts.metrics->histogram(
+            "stretto_weights_prepare_seconds",
+            "From the announcement of a version to its being ready to use.")),
+        pause_seconds_(parts.metrics->histogram("stretto_weights_pause_seconds",
+                                                "Generation stood still for a swap.")),
+        sources_lost_(parts.metrics->counter(
+            "stretto_weights_sources_lost_total",
+            "Sources of weights that failed on the way, whose work another has taken over.")) {}
 
   grpc::Status Generate(grpc::ServerContext* context, const v1::GenerateRequest* request,
                         grpc::ServerWriter<v1::GenerateEvent>* writer) override {
@@ -200,6 +209,11 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
     }
     LogInfo("version ", version.number(), " prepared from ", info->bytes_received,
             info->was_delta ? " bytes of delta in " : " bytes in ", info->seconds, " s");
+    prepare_seconds_.Observe(info->seconds);
+    sources_lost_.Add(info->num_sources_left);
+    const Labels kind = {{"kind", info->was_delta ? "delta" : "snapshot"}};
+    parts_.metrics->counter("stretto_weights_received_bytes_total", "Of new policy versions.", kind)
+        .Add(static_cast<double>(info->bytes_received));
     *response->mutable_version() = version;
     response->set_bytes_received(info->bytes_received);
     response->set_was_delta(info->was_delta);
@@ -291,11 +305,14 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
                                        [&context] { return context.IsCancelled(); }));
     parts_.policy->Committed(version.number(), version.hash());
     response.set_pause_seconds(seconds);
+    pause_seconds_.Observe(seconds);
     LogInfo("generating with version ", version.number());
     return absl::OkStatus();
   }
 
   const GeneratorParts parts_;
+  const Histogram prepare_seconds_, pause_seconds_;
+  const Counter sources_lost_;
 };
 }  // namespace
 

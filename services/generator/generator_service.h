@@ -22,6 +22,7 @@ struct GeneratorParts {
   GenerationLoop* loop = nullptr;
   const Fence* fence = nullptr;
   engine::ConstraintCache* constraints = nullptr;
+  Metrics* metrics = nullptr;
   engine::SwapPolicy swap_policy = engine::SwapPolicy::kFinish;
 };
 // All parts outlive the service.

@@ -134,12 +134,16 @@ class GeneratorProgram final : public Service {
                                      .loop = loop_.get(),
                                      .fence = context.fence,
                                      .constraints = constraints_.get(),
+                                     .metrics = context.metrics,
                                      .swap_policy = swap_policy_});
+    weights_service_ = MakeWeightsService(&policy_->relay(), context.metrics);
     LogInfo("model ", model_.path, ", version 0 is ", policy_->Current().second);
     return StartHttp(context);
   }
 
-  std::vector<grpc::Service*> grpc_services() override { return {service_.get()}; }
+  std::vector<grpc::Service*> grpc_services() override {
+    return {service_.get(), weights_service_.get()};
+  }
 
   std::optional<Membership> membership() override {
     return Membership{.pool = v1::POOL_GENERATOR, .profile = host_->profile, .version = [this] {
@@ -234,7 +238,7 @@ class GeneratorProgram final : public Service {
   Speculation speculation_;
   std::unique_ptr<GenerationLoop> loop_;
   std::unique_ptr<engine::ConstraintCache> constraints_;
-  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<grpc::Service> service_, weights_service_;
   int http_port_ = -1;
   std::string served_model_name_;
   ApiKeySources api_keys_{.given = {}, .file = "", .environment_key = "STRETTO_API_KEY"};

@@ -27,6 +27,7 @@ absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::st
                        .hash = hash,
                        .sources = sources,
                        .expected = expected_,
+                       .relay = &relay_,
                        .cancelled = cancelled};
   std::shared_ptr<const engine::ModelWeights> base_weights;
   {
@@ -39,6 +40,7 @@ absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::st
     if (request.base->hash == hash) {
       auto version = std::make_shared<engine::WeightsVersion>(*request.base);
       version->number = number;
+      relay_.Hold(version);
       prepared_ = {.version = std::move(version), .weights = std::move(base_weights)};
       return PreparedInfo();
     }
@@ -53,7 +55,8 @@ absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::st
   prepared_ = std::move(held);
   return PreparedInfo{.bytes_received = fetched.bytes_received,
                       .was_delta = fetched.was_delta,
-                      .seconds = static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9};
+                      .seconds = static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9,
+                      .num_sources_left = fetched.num_sources_left};
 }
 
 absl::StatusOr<engine::ServedWeights> PolicyHolder::Get(int64_t number,

@@ -15,7 +15,8 @@
 #include "absl/synchronization/mutex.h"
 #include "engine/inference/engine.h"
 #include "services/common/model_host.h"
-#include "services/common/weights_rpc.h"
+#include "services/common/weights_fetch.h"
+#include "services/common/weights_relay.h"
 
 namespace stretto::services {
 using WeightsFetcher = std::function<absl::StatusOr<FetchedWeights>(const FetchRequest&)>;
@@ -24,6 +25,7 @@ struct PreparedInfo {
   uint64_t bytes_received = 0;
   bool was_delta = false;
   double seconds = 0;
+  int num_sources_left = 0;  // that failed on the way
 };
 
 class PolicyHolder {
@@ -45,6 +47,8 @@ class PolicyHolder {
   // Number and hash of the version in use.
   std::pair<int64_t, std::string> Current() const;
   engine::ServedWeights CurrentWeights() const;
+  // What other generators may fetch from this one.
+  WeightsRelay& relay() { return relay_; }
 
  private:
   struct Held {
@@ -64,6 +68,7 @@ class PolicyHolder {
   const ModelHost* host_;
   const WeightsFetcher fetcher_;
   const engine::Manifest expected_;
+  WeightsRelay relay_;
   absl::Mutex preparing_;  // held for the whole of a preparation; before mutex_
   mutable absl::Mutex mutex_;
   Held current_ ABSL_GUARDED_BY(mutex_);

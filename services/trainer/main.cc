@@ -26,9 +26,10 @@ class TrainerProgram final : public Service {
     ASSIGN_OR_RETURN(trainer_, PolicyTrainer::Open(run, host_.get(), context.metrics, seat_.get(),
                                                    Files::Real()));
     service_ = MakeTrainerService(trainer_.get(), seat_.get(), host_.get(), context.fence);
-    weights_service_ = MakeWeightsService(&trainer_->store(), [this](int64_t number) {
+    weights_ = ProvideStore(&trainer_->store(), [this](int64_t number) {
       trainer_->delta_encoder().WaitFor(number, kWaitForDeltaMs);
     });
+    weights_service_ = MakeWeightsService(weights_.get(), context.metrics);
     return absl::OkStatus();
   }
 
@@ -62,6 +63,7 @@ class TrainerProgram final : public Service {
   std::unique_ptr<ModelHost> host_;
   std::unique_ptr<GroupSeat> seat_;
   std::unique_ptr<PolicyTrainer> trainer_;
+  std::unique_ptr<WeightsProvider> weights_;
   std::unique_ptr<grpc::Service> service_, weights_service_;
 };
 }  // namespace

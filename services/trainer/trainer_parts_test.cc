@@ -1,8 +1,15 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
+#include <thread>
 
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/testing.h"
+#include "grpcpp/impl/service_type.h"
+#include "services/common/grpc_server.h"
+#include "services/common/weights_fetch.h"
+#include "services/common/weights_relay.h"
 #include "services/trainer/delta_encoder.h"
 #include "services/trainer/outcome_json.h"
 #include "services/trainer/step_objective.h"
@@ -23,7 +30,129 @@ std::shared_ptr<const engine::WeightsVersion> Version(int64_t number, uint8_t va
   return engine::MakeVersion(number, {{"w", DType::kBF16, {100}, ""}},
                              {engine::SharedBytes(engine::Bytes(200, value))});
 }
+// A process that serves weights, and can be shut down in the middle.
+struct WeightsServer {
+  explicit WeightsServer(WeightsProvider* provider)
+      : service(MakeWeightsService(provider, &metrics)) {
+    auto started = GrpcServer::Start({.services = {service.get()}, .metrics = &metrics});
+    REQUIRE_OK(started);
+    server = *std::move(started);
+    address = absl::StrCat("127.0.0.1:", server->port());
+  }
+  Metrics metrics;
+  std::unique_ptr<grpc::Service> service;
+  std::unique_ptr<GrpcServer> server;
+  std::string address;
+};
+
+// Two tensors of 1.6 MB, and a version in which all of their elements are others.
+struct Spread {
+  Spread() {
+    for (int64_t number : {0, 1}) {
+      engine::Bytes bytes(1'600'000);
+      for (size_t i = 0; i < bytes.size(); ++i) {
+        bytes[i] = static_cast<uint8_t>((i * 2654435761u) >> 13 ^ (number == 1 ? i % 7 + 1 : 0));
+      }
+      store.Put(engine::MakeVersion(
+          number, {{"a", DType::kBF16, {800'000}, ""}, {"b", DType::kBF16, {800'000}, ""}},
+          {engine::SharedBytes(bytes), engine::SharedBytes(bytes)}));
+    }
+    base = *store.Get(0, "");
+    next = *store.Get(1, "");
+    store.PutDelta(engine::EncodeVersionDelta(*base, *next));
+    num_bytes = static_cast<uint64_t>(store.DeltasTo(*next)[0]->NumBytes());
+  }
+  FetchRequest From(std::vector<std::string> sources) const {
+    FetchRequest request;
+    request.number = 1;
+    request.hash = next->hash;
+    request.sources = std::move(sources);
+    request.expected = base->manifest;
+    request.base = base;
+    request.timeout_ms = 20000;
+    request.stall_ms = request.first_answer_ms = 300;
+    return request;
+  }
+  // What a relay has after it has received `num_bytes` of the delta.
+  std::shared_ptr<engine::GrowingTensors> Begin(WeightsRelay& relay, size_t first_bytes) const {
+    auto incoming = std::make_shared<engine::GrowingTensors>(
+        std::vector<int64_t>{4'000'000, 4'000'000}, /*exact=*/false);
+    const auto delta = store.DeltasTo(*next)[0]->tensors[0].span();
+    REQUIRE_OK(incoming->Add(
+        0, 0, {reinterpret_cast<const char*>(delta.data()), std::min(first_bytes, delta.size())},
+        false));
+    relay.Begin(ToProto(*next), base.get(), incoming);
+    return incoming;
+  }
+  engine::WeightsStore store{3};
+  std::shared_ptr<const engine::WeightsVersion> base, next;
+  uint64_t num_bytes = 0;
+};
 }  // namespace
+
+TEST_CASE("a receiver whose relay dies goes on at the next source where it was") {
+  const Spread spread;
+  const auto provider = ProvideStore(&spread.store);
+  WeightsServer trainer(provider.get());
+  WeightsRelay relay, own;
+  const auto incoming = spread.Begin(relay, 500'000);
+  auto dying = std::make_unique<WeightsServer>(&relay);
+  FetchRequest request = spread.From({dying->address, trainer.address});
+  request.stall_ms = 20000;  // signs of life keep it waiting
+  request.relay = &own;
+  std::thread killer([&] {
+    Clock::Real().SleepNs(700'000'000);
+    dying->server = nullptr;
+  });
+  // Whoever receives from this receiver has what it has.
+  WeightsServer passing_on(&own);
+  absl::StatusOr<FetchedWeights> below;
+  std::thread receiver([&] { below = FetchWeights(spread.From({passing_on.address})); });
+  absl::StatusOr<FetchedWeights> fetched = FetchWeights(request);
+  killer.join();
+  receiver.join();
+  for (absl::StatusOr<FetchedWeights>* got : {&fetched, &below}) {
+    REQUIRE_OK(*got);
+    CHECK((*got)->version->hash == spread.next->hash);
+    CHECK((*got)->was_delta);
+    CHECK((*got)->bytes_received == spread.num_bytes);  // no byte twice
+  }
+  CHECK(fetched->num_sources_left == 1);
+  CHECK(below->num_sources_left == 0);
+}
+
+TEST_CASE("silent, lying and failing relays are passed over; what is here is whole or not at all") {
+  const Spread spread;
+  const auto provider = ProvideStore(&spread.store);
+  WeightsServer trainer(provider.get());
+  WeightsRelay relay(absl::Milliseconds(400));
+  WeightsServer server(&relay);
+  FetchRequest request = spread.From({server.address, trainer.address});
+  SECTION("one that has nothing") {}
+  SECTION("one that has given up") {
+    spread.Begin(relay, 1000)->Fail(absl::UnavailableError("gave up"));
+  }
+  SECTION("one that stopped, as a process that hangs") {
+    const auto incoming = spread.Begin(relay, 1000);
+    request.stall_ms = 100;  // shorter than between its signs of life
+    CHECK(FetchWeights(request)->num_sources_left == 1);
+  }
+  SECTION("one whose bytes are damaged") {
+    auto delta = *spread.store.DeltasTo(*spread.next)[0];
+    engine::Bytes damaged(delta.tensors[0].span().begin(), delta.tensors[0].span().end());
+    damaged[damaged.size() / 2] ^= 0x10;
+    relay.Begin(ToProto(*spread.next), spread.base.get(),
+                std::make_shared<engine::GrowingTensors>(
+                    std::vector{engine::SharedBytes(damaged), delta.tensors[1]}));
+    const auto alone = FetchWeights(spread.From({server.address}));
+    CHECK_FALSE(alone.ok());
+  }
+  const auto fetched = FetchWeights(request);
+  REQUIRE_OK(fetched);
+  CHECK(fetched->version->hash == spread.next->hash);
+  CHECK(fetched->was_delta);
+  CHECK(fetched->num_sources_left == 1);
+}
 
 TEST_CASE("the first token whose log-prob differs is named, across micro-batches") {
   engine::TrainBatch batch;

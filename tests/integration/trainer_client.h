@@ -66,9 +66,11 @@ struct Trainer {
 };
 
 struct GeneratorMember {
-  explicit GeneratorMember(const TestRun& run, std::vector<std::string> more = {})
-      : process(run.Start("generator", "generator-0", 0, std::move(more))) {
-    stub = Connect<v1::Generator>(run.WaitForAddress(process, "generator-0"));
+  explicit GeneratorMember(const TestRun& run, std::vector<std::string> more = {},
+                           const std::string& name = "generator-0")
+      : process(run.Start("generator", name, 0, std::move(more))),
+        address(run.WaitForAddress(process, name)) {
+    stub = Connect<v1::Generator>(address);
   }
   v1::GeneratorStatus Status() {
     CallContext context;
@@ -76,25 +78,32 @@ struct GeneratorMember {
     REQUIRE(stub->GetGeneratorStatus(&context, {}, &status).ok());
     return status;
   }
-  v1::PrepareWeightsResponse Take(const v1::PolicyVersion& version, const std::string& source) {
-    CallContext prepare_context, commit_context;
-    v1::PrepareWeightsRequest prepare;
-    *prepare.mutable_version() = version;
-    prepare.add_sources(source);
+  v1::PrepareWeightsResponse Prepare(const v1::PolicyVersion& version,
+                                     const std::vector<std::string>& sources) {
+    CallContext context;
+    v1::PrepareWeightsRequest request;
+    *request.mutable_version() = version;
+    for (const std::string& source : sources) request.add_sources(source);
     v1::PrepareWeightsResponse prepared;
-    grpc::Status status = stub->PrepareWeights(&prepare_context, prepare, &prepared);
+    const grpc::Status status = stub->PrepareWeights(&context, request, &prepared);
     INFO(status.error_message());
-    REQUIRE(status.ok());
+    CHECK(status.ok());
+    return prepared;
+  }
+  v1::PrepareWeightsResponse Take(const v1::PolicyVersion& version, const std::string& source) {
+    v1::PrepareWeightsResponse prepared = Prepare(version, {source});
+    CallContext context;
     v1::CommitWeightsRequest commit;
     *commit.mutable_version() = version;
     v1::CommitWeightsResponse committed;
-    status = stub->CommitWeights(&commit_context, commit, &committed);
+    const grpc::Status status = stub->CommitWeights(&context, commit, &committed);
     INFO(status.error_message());
     REQUIRE(status.ok());
     return prepared;
   }
 
   Process process;
+  std::string address;
   std::unique_ptr<v1::Generator::Stub> stub;
 };
 

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "tests/integration/trainer_client.h"
@@ -65,6 +66,59 @@ TEST_CASE("a step: same bits in generator and trainer, and the new version reach
       CHECK(fresh.Status().version().hash() == step3.version().hash());
     }
   }
+}
+
+namespace {
+// Bytes of deltas that a member has sent to others.
+int64_t SentDeltaBytes(const TestRun& run, const std::string& member) {
+  const std::string page = HttpGet(std::stoi(run.MemberField(member, "metrics_port")), "/metrics");
+  const std::string series = "stretto_weights_sent_bytes_total{kind=\"delta\"} ";
+  const size_t at = page.find(series);
+  return at == std::string::npos ? 0
+                                 : static_cast<int64_t>(std::stod(page.substr(at + series.size())));
+}
+}  // namespace
+
+TEST_CASE(
+    "generators pass weights on; the trainer sends them once; a killed relay is passed over") {
+  const TestRun run;
+  Trainer trainer(run);
+  GeneratorMember first(run, {}, "generator-0"), second(run, {}, "generator-1"),
+      third(run, {}, "generator-2");
+  v1::TrainStepResponse step1, step2;
+  REQUIRE(trainer.Step(1, trainer.Status().version(), Rollouts(first), &step1).ok());
+  // Those at the end of the chain ask before those at its head have anything.
+  v1::PrepareWeightsResponse at_third, at_second;
+  std::thread third_asks([&] {
+    at_third = third.Prepare(step1.version(), {second.address, first.address, trainer.address});
+  });
+  std::thread second_asks([&] {
+    at_second = second.Prepare(step1.version(), {first.address, trainer.address});
+  });
+  auto at_first = first.Take(step1.version(), trainer.address);
+  second_asks.join();
+  third_asks.join();
+  for (auto* prepared : {&at_first, &at_second, &at_third}) CHECK(prepared->was_delta());
+  const auto one_copy = static_cast<int64_t>(at_first.bytes_received());
+  for (const char* sender : {"trainer-0", "generator-0", "generator-1"}) {
+    CHECK(SentDeltaBytes(run, sender) == one_copy);
+  }
+
+  REQUIRE(trainer.Step(2, step1.version(), Rollouts(first, 2), &step2).ok());
+  second.Take(step1.version(), trainer.address);
+  third.Take(step1.version(), trainer.address);
+  first.process.Kill();
+  std::thread below([&] {
+    at_third = third.Prepare(step2.version(), {second.address, first.address, trainer.address});
+  });
+  at_second = second.Prepare(step2.version(), {first.address, trainer.address});
+  below.join();
+  CHECK(at_second.was_delta());
+  CHECK(at_third.was_delta());
+  CHECK(SentDeltaBytes(run, "trainer-0") ==
+        one_copy + static_cast<int64_t>(at_second.bytes_received()));
+  third.Take(step2.version(), trainer.address);
+  CHECK(third.Status().version().hash() == step2.version().hash());
 }
 
 TEST_CASE("a log-prob that differs in its last bit is found") {
