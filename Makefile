@@ -1,5 +1,5 @@
 # The project's commands. The scripts work on a bare Debian 12, where there is no make yet.
-.PHONY: build test demo bench bench-generator bench-trainer bench-sync bench-spread same-bits simulate resume-chaos chaos lint format asan tsan clang fuzz clean
+.PHONY: build test demo bench bench-generator bench-trainer bench-sync bench-spread bench-pause same-bits simulate resume-chaos chaos lint format asan tsan clang fuzz clean
 build:            ; scripts/install-packages && scripts/build release
 test:             ; scripts/test
 demo:             ; scripts/demo $(ARGS)
@@ -28,5 +28,7 @@ bench-trainer:    ; scripts/build release bench_trainer && build/release/bin/ben
 bench-sync:       ; scripts/build release bench_sync stretto stretto-coordinator stretto-generator stretto-scorer stretto-trainer && bench/sync-steps
 # New versions on their way to 1 to 8 generators behind rate-limited links (network namespaces: root).
 bench-spread:     ; scripts/build release bench_spread stretto-generator && bench/spread
+# What new versions cost a generator that decodes 16 sequences.
+bench-pause:      ; scripts/build release bench_pause && build/release/bin/bench_pause
 bench-%:          ; scripts/build release bench_$* && build/release/bin/bench_$*
 clean:            ; rm -rf build/release build/debug build/asan build/tsan build/clang build/fuzz build/cuda

@@ -132,6 +132,7 @@ class Fetcher {
         if (status.ok()) {
           fetched->num_sources_left = num_left_;
           fetched->bytes_received = bytes_received_;
+          fetched->transfer_seconds = static_cast<double>(arrived_ns_ - start_ns_) * 1e-9;
           return fetched;
         }
         if (absl::IsCancelled(status)) return status;
@@ -274,10 +275,13 @@ class Fetcher {
     // A source that says that this was all, and it wasn't, is wrong from the beginning.
     const absl::Status all = incoming_->Tensors().status();
     if (!all.ok()) GiveUp(all);
+    arrived_ns_ = Clock::Real().NowNs();
     return all;
   }
 
   const FetchRequest& request_;
+  const int64_t start_ns_ = Clock::Real().NowNs();
+  int64_t arrived_ns_ = 0;
   std::vector<WeightsSource> sources_;
   size_t num_usable_ = 0;
   int num_left_ = 0;

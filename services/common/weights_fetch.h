@@ -34,7 +34,8 @@ struct FetchedWeights {
   std::shared_ptr<const engine::WeightsVersion> version = nullptr;
   uint64_t bytes_received = 0;
   bool was_delta = false;
-  int num_sources_left = 0;  // that failed on the way
+  int num_sources_left = 0;     // that failed on the way
+  double transfer_seconds = 0;  // until all bytes were here, yet to be applied
 };
 
 // The delta from `base`, from the first source that has it, else the snapshot. A source that breaks

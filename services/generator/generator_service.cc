@@ -218,6 +218,7 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
     response->set_bytes_received(info->bytes_received);
     response->set_was_delta(info->was_delta);
     response->set_seconds(info->seconds);
+    response->set_transfer_seconds(info->transfer_seconds);
     return grpc::Status::OK;
   }
 

@@ -56,6 +56,7 @@ absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::st
   return PreparedInfo{.bytes_received = fetched.bytes_received,
                       .was_delta = fetched.was_delta,
                       .seconds = static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9,
+                      .transfer_seconds = fetched.transfer_seconds,
                       .num_sources_left = fetched.num_sources_left};
 }
 

@@ -25,7 +25,8 @@ struct PreparedInfo {
   uint64_t bytes_received = 0;
   bool was_delta = false;
   double seconds = 0;
-  int num_sources_left = 0;  // that failed on the way
+  double transfer_seconds = 0;  // of them, until its bytes were here
+  int num_sources_left = 0;     // that failed on the way
 };
 
 class PolicyHolder {
