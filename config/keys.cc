@@ -225,7 +225,8 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "If positive, the budget instead: this share of the memory that a generator's machine or "
           "control group grants it."),
       KEY(cluster, max_running, Between(1, 65536), "Sequences a generator decodes at once."),
-      KEY(cluster, prefill_tokens, AtLeast(1), "Prompt tokens computed per engine step."),
+      KEY(cluster, prefill_tokens, AtLeast(1),
+          "Prompt tokens computed per engine step; 256 at most while other sequences decode."),
       KEY(cluster, speculation, OneOf({"off", "ngram", "model"}),
           "How generators guess tokens ahead: from what followed the same tokens earlier, or by a "
           "smaller model. Never changes a token."),

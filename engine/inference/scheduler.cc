@@ -61,7 +61,7 @@ const StepPlan& Scheduler::Plan() {
   plan_.copy_from.clear();
   plan_.copy_to.clear();
   plan_.num_rows = plan_.num_preempted = 0;
-  budget_ = options_.max_tokens_per_step;
+  budget_ = prompt_budget_ = options_.max_tokens_per_step;
   PlanRunning();
   if (plan_.num_preempted == 0) {
     PlanWaiting();
@@ -70,23 +70,39 @@ const StepPlan& Scheduler::Plan() {
   return plan_;
 }
 
+int32_t Scheduler::TakeRows(const Sequence& s, int32_t room, bool others) {
+  const int32_t left = s.size() - s.num_computed;
+  if (left == 1) return std::min(1, room);  // decodes
+  room = std::min(room, prompt_budget_);
+  if (others) room = std::min(room, std::max(room / 2, kBlockTokens));
+  const int32_t count = std::min(left, room);
+  prompt_budget_ -= count;
+  return count;
+}
+
 // First in the order first. A chunk of prefill leaves a row to every decoding sequence behind it.
 void Scheduler::PlanRunning() {
   const auto decodes = [](const Sequence* s) { return s->size() - s->num_computed == 1; };
   int32_t decodes_left =
       static_cast<int32_t>(std::count_if(running_.begin(), running_.end(), decodes));
+  auto prompts_left = static_cast<int32_t>(running_.size()) - decodes_left;
+  if (decodes_left > 0) {
+    prompt_budget_ = std::min(prompt_budget_, options_.max_prompt_tokens_beside_decodes);
+  }
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* s = running_[i];
-    decodes_left -= decodes(s) ? 1 : 0;
+    --(decodes(s) ? decodes_left : prompts_left);
     while (!Reserve(s)) {  // ends: alone, a sequence always finds its blocks
       Sequence* victim = running_.back();
-      decodes_left -= victim != s && decodes(victim) ? 1 : 0;
+      if (victim != s) --(decodes(victim) ? decodes_left : prompts_left);
       Preempt(victim, SequenceState::kPreempted);
       ++victim->num_preemptions;
       ++plan_.num_preempted;
       if (victim == s) return;
     }
-    const int32_t count = std::min(s->size() - s->num_computed, budget_ - decodes_left);
+    const bool others =
+        prompts_left > 0 || (!waiting_.empty() && num_running() < options_.max_running);
+    const int32_t count = TakeRows(*s, budget_ - decodes_left, others);
     if (count > 0) AddRows(s, count);
   }
 }
@@ -94,7 +110,7 @@ void Scheduler::PlanRunning() {
 void Scheduler::PlanWaiting() {
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     Sequence* s = *it;
-    if (num_running() == options_.max_running || budget_ == 0) return;
+    if (num_running() == options_.max_running || std::min(budget_, prompt_budget_) == 0) return;
     if (!s->wrote_tokens() && IsPrefilling(s->group)) {
       ++it;  // forks as soon as the prompt has been computed
       continue;
@@ -103,7 +119,7 @@ void Scheduler::PlanWaiting() {
     it = waiting_.erase(it);
     waiting_tokens_ -= s->size();
     Run(s);
-    AddRows(s, std::min(s->size() - s->num_computed, budget_));
+    AddRows(s, TakeRows(*s, budget_, !waiting_.empty()));
   }
 }
 

@@ -17,6 +17,8 @@
 //  the
 //    first in the order can always go on. No starvation: nobody is admitted past a sequence that
 //    waits for blocks, and a step that preempts admits nobody.
+//  - A prompt takes at most half of the rows that are left for prompts while others want some:
+//    short ones get through beside a long one, which is never without rows either.
 //  - Drafts (speculation.h) are added to a plan when it is complete: they take rows and blocks that
 //    nobody else wants in this step, and give the blocks back with their rejected tokens.
 //  - A group's first sequence computes the prompt; when it is done the others fork: they share its
@@ -40,6 +42,8 @@ struct SchedulerOptions {
   int32_t num_blocks = 0;
   int32_t max_running = 64;
   int32_t max_tokens_per_step = 512;  // >= max_running, so that every decoding sequence has its row
+  // Of prompts in a step in which others decode: a step with more would keep those waiting.
+  int32_t max_prompt_tokens_beside_decodes = 256;
   int64_t max_queued = 4096;
   int64_t max_queued_tokens = int64_t{64} << 20;
   bool prefix_cache = true;
@@ -140,6 +144,8 @@ class Scheduler {
   bool Reserve(Sequence* sequence);
   bool Admit(Sequence* sequence);
   bool HasRoom(int32_t num_blocks) const;
+  // Rows for `s` of at most `room`, which it shares with `others` that have tokens to compute, too.
+  int32_t TakeRows(const Sequence& s, int32_t room, bool others);
   bool IsPrefilling(uint64_t group) const;
   void AddRows(Sequence* sequence, int32_t count);
   void Run(Sequence* sequence);
@@ -158,7 +164,8 @@ class Scheduler {
   int64_t waiting_tokens_ = 0;
   std::vector<Sequence*> running_;  // sorted by Before
   uint64_t next_arrival_ = 1;
-  int32_t budget_ = 0;  // rows left in the plan being made
+  int32_t budget_ = 0;         // rows left in the plan being made
+  int32_t prompt_budget_ = 0;  // of them, for chunks of prompts
   StepPlan plan_;
 };
 }  // namespace stretto::engine

@@ -99,6 +99,30 @@ TEST_CASE("the queue is bounded in requests and in tokens") {
   REQUIRE_OK(scheduler.Submit({&d, &e}));
 }
 
+TEST_CASE("a long prompt keeps neither those that decode nor short prompts waiting") {
+  SchedulerOptions options = Options(1000, 512);
+  options.max_prompt_tokens_beside_decodes = 64;
+  Scheduler scheduler(options, kRoot);
+  Sequence decodes = Make(3, 200), long_prompt = Make(4000, 4001, 7), shorter = Make(20, 50, 8);
+  REQUIRE_OK(scheduler.Submit({&decodes}));
+  Step(scheduler);
+  REQUIRE_OK(scheduler.Submit({&long_prompt}));
+  Step(scheduler);
+  CHECK(long_prompt.num_computed == 64);
+  REQUIRE_OK(scheduler.Submit({&shorter}));
+  Step(scheduler);
+  CHECK(long_prompt.num_computed == 64 + 32);  // half of what prompts may have
+  CHECK(shorter.size() == 21);
+  Step(scheduler);
+  CHECK(long_prompt.num_computed == 64 + 32 + 64);
+  CHECK(decodes.size() == 3 + 4);
+  scheduler.Remove(&decodes);
+  scheduler.Remove(&shorter);
+  Step(scheduler);
+  CHECK(long_prompt.num_computed == 64 + 32 + 64 + 512);  // alone
+  scheduler.Remove(&long_prompt);
+}
+
 TEST_CASE("prefill is cut into chunks and leaves a row to whoever decodes") {
   Scheduler scheduler(Options(100, 8), kRoot);
   Sequence a = Make(5, 50), b = Make(20, 50);
