@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -43,8 +44,9 @@ class OptimizerState::File {
   static absl::StatusOr<std::unique_ptr<File>> Create(const std::string& folder,
                                                       const std::string& name, size_t bytes) {
     RETURN_IF_ERROR(Files::Real().MakeDirs(folder));
-    const std::string path = JoinPath(folder, absl::StrCat(name, ".", ::getpid(), ".bin"));
-    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    // Ranks may share the folder, from one process or from hosts whose process ids are equal.
+    std::string path = JoinPath(folder, absl::StrCat(name, ".XXXXXX"));
+    const int fd = ::mkostemp(path.data(), O_CLOEXEC);
     if (fd < 0) return Error("open", path, errno);
     std::unique_ptr<File> file(new File(fd, path, bytes));
     ::unlink(path.c_str());
