@@ -39,6 +39,10 @@ std::string HintFor(const std::string& path) {
              "model "
              "of it with `stretto export`";
     }
+    if (name == "adapter_config.json") {
+      return "it is an adapter, which is served merged with its base: `stretto export RUN OUT` "
+             "makes that model of the run that trained it";
+    }
     if (absl::StartsWith(name, "masters")) {
       return "it is a checkpoint of a run: `stretto export` makes a model of it";
     }

@@ -125,6 +125,10 @@ class GeneratorProgram final : public Service {
     options.speculation = speculation_.options;
     ASSIGN_OR_RETURN(auto engine, engine::InferenceEngine::Create(
                                       *host_->transformer, policy_->CurrentWeights(), options));
+    kv_cache_tokens_ = engine->stats().blocks_total * engine::kBlockTokens;
+    LogInfo("context of ", Context(), " tokens, KV cache of ", kv_cache_tokens_, ", at most ",
+            options.max_running, " sequences at once, ", host_->transformer->device().num_threads(),
+            " threads");
     loop_ = std::make_unique<GenerationLoop>(std::move(engine), context.metrics);
     constraints_ = std::make_unique<engine::ConstraintCache>([this] {
       return engine::TokenTrie::Of(host_->prompts->tokenizer(), host_->prompts->stop_ids());
@@ -169,6 +173,12 @@ class GeneratorProgram final : public Service {
   }
 
  private:
+  // The longest sequence: no longer than what all of the cache holds, and the token after it.
+  int64_t Context() const {
+    return std::min<int64_t>(host_->transformer->options().max_sequence_length,
+                             kv_cache_tokens_ + 1);
+  }
+
   absl::Status StartHttp(const ServiceContext& context) {
     if (http_port_ < 0) {
       if (!api_keys_.given.empty() || !api_keys_.file.empty()) {
@@ -180,7 +190,7 @@ class GeneratorProgram final : public Service {
     OpenAiApiOptions options;
     ASSIGN_OR_RETURN(options.keys, ApiKeys::Read(api_keys_));
     options.model_name = served_model_name_;
-    options.max_model_len = host_->transformer->options().max_sequence_length;
+    options.max_model_len = Context();
     if (options.model_name.empty()) {
       options.model_name =
           context.run.has_value()
@@ -239,6 +249,7 @@ class GeneratorProgram final : public Service {
   std::unique_ptr<GenerationLoop> loop_;
   std::unique_ptr<engine::ConstraintCache> constraints_;
   std::unique_ptr<grpc::Service> service_, weights_service_;
+  int64_t kv_cache_tokens_ = 0;
   int http_port_ = -1;
   std::string served_model_name_;
   ApiKeySources api_keys_{.given = {}, .file = "", .environment_key = "STRETTO_API_KEY"};

@@ -224,7 +224,9 @@ Json OpenAiWriter::ChoiceJson(size_t index, const Choice& choice, bool chunk) co
   if (!request_.chat) {
     json["text"] = choice.text;
   } else if (chunk) {
-    json["delta"] = choice.text.empty() ? Json::object() : Json{{"content", choice.text}};
+    // Clients add contents up; where none is new, as in half a character, it is empty.
+    const bool last = !choice.finish_reason.empty();
+    json["delta"] = choice.text.empty() && last ? Json::object() : Json{{"content", choice.text}};
   } else {
     json["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
   }
