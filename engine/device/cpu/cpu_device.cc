@@ -184,7 +184,7 @@ class CpuDevice final : public Device {
     auto buffer = Allocate(format == WeightFormat::kPlain ? cpu::PackedBytes(n, k, dtype)
                                                           : cpu::QuantLayout(n, k, format).bytes);
     if (!buffer.ok()) return buffer.status();
-    const bool pairs = format == WeightFormat::kPlain && cpu::PacksPairs(kernels_, k, dtype);
+    const bool pairs = cpu::TakesPairs(kernels_, k, dtype, format);
     auto weight = std::make_unique<CpuPackedWeight>(*std::move(buffer), n, k, dtype, format, pairs);
     Repack(stream, *weight, parts_NK);
     return weight;
@@ -200,6 +200,7 @@ class CpuDevice final : public Device {
     if (w.format() == WeightFormat::kPlain) {
       w.set_least(cpu::PackWeight(kernels_, pool_, w.panels(), parts_NK));
     } else {
+      w.set_least(cpu::kLeastInt8);
       cpu::QuantizeWeight(kernels_, pool_, w.data(), w.format(), parts_NK);
     }
   }

@@ -330,7 +330,7 @@ class InterleavedTask {
     PanelsAhead ahead;
     ahead.num_panels = std::min(kPanelsAhead * at_once_, t_.panels - first - j);
     if (ahead.num_panels <= 0) return ahead;
-    const int64_t element = p_.b.data.bf16 ? 2 : 4;
+    const int64_t element = p_.b.format == WeightFormat::kInt8 ? 1 : (p_.b.data.bf16 ? 2 : 4);
     ahead.begin = static_cast<const char*>(p_.b.Panel(t_.p0 + first + j, k0).data);
     ahead.num_lines = std::min(depth_, p_.b.k - k0) * kPanel * element / kLineBytes;
     ahead.panel_bytes = p_.b.panel_stride() * element;
@@ -373,7 +373,7 @@ class InterleavedTask {
       tile.out_stride = p_.out.row_stride;
     }
     if (p_.b.pairs) {
-      kernels_.dot->row_tiles(tile, tiles_, ahead, a_.dots);
+      kernels_.dot->row_tiles(tile, tiles_, ahead, a_.dots, p_.b.format == WeightFormat::kInt8);
     } else {
       kernels_.gemm->row_tiles(tile, tiles_, ahead);
     }
@@ -395,7 +395,7 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
   const int max_rows = MaxRows(kernels, p);
   const Blocking b(m, p.b.k, max_rows);
   // Several tiles of rows: then interleaving A is worth its while.
-  const bool several = p.b.format == WeightFormat::kPlain && m > max_rows;
+  const bool several = (p.b.format == WeightFormat::kPlain || p.b.pairs) && m > max_rows;
   const bool interleaved = several || p.b.pairs;
   static std::atomic<uint64_t> num_products{0};
   const uint64_t product = num_products.fetch_add(1, std::memory_order_relaxed) + 1;

@@ -48,8 +48,8 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& product);
 
 // Bytes of W_NK as panels.
 size_t PackedBytes(int64_t n, int64_t k, DType dtype);
-// Whether such a weight is packed in pairs here.
-bool PacksPairs(const Kernels& kernels, int64_t k, DType dtype);
+// Whether products of such a weight are gemm_dot.h's here.
+bool TakesPairs(const Kernels& kernels, int64_t k, DType dtype, WeightFormat format);
 // parts_NK stacked along N into b's memory. Returns what `least` is from now on.
 uint16_t PackWeight(const Kernels& kernels, ThreadPool& pool, const PanelMatrix& b,
                     absl::Span<const Tensor> parts_NK);

@@ -12,7 +12,8 @@
 // small. That is looked at for every tile of rows (SameBitsAsChain); the others, which are rare,
 // and rows of f32 take fused multiply-adds.
 //
-// Such weights are packed as panels [k / 2][16] of 32-bit words, k in the upper half.
+// Such weights are packed as panels [k / 2][16] of 32-bit words, k in the upper half. Those of int8
+// stay as they are: each is a bf16 number, too, and becomes one on the way.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +24,7 @@
 namespace stretto::engine::cpu {
 // The smallest absolute value that isn't 0, as bits of bf16; kNoneSmall where all are 0.
 inline constexpr uint16_t kNoneSmall = 0xffff;
+inline constexpr uint16_t kLeastInt8 = 0x3f80;  // 1
 inline bool SameBitsAsChain(uint16_t least_a, uint16_t least_b) {
   constexpr int kFirstNormal = 0x80, kExponents = 2 * 127 + 14 - 126;
   if (least_a < kFirstNormal || least_b < kFirstNormal) return false;
@@ -41,9 +43,9 @@ struct DotKernels {
   uint16_t (*interleave)(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride, int num_rows,
                          int64_t k) = nullptr;
   // As GemmKernels::row_tiles. Tile i's rows are words where dots[i], else f32 [k][rows]; either
-  // way the next tile begins k·rows floats further on.
+  // way the next tile begins k·rows floats further on. `int8`: panels are of int8, [k][16].
   void (*row_tiles)(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,
-                    const bool* dots) = nullptr;
+                    const bool* dots, bool int8) = nullptr;
 };
 
 // nullptr where the machine hasn't these instructions.

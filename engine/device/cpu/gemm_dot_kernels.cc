@@ -17,7 +17,9 @@
 namespace stretto::engine::cpu {
 namespace {
 constexpr int kMostRows = 12;
-constexpr int kWordBytes = 4, kPanelRowBytes = kPanel * kWordBytes;  // of two k
+constexpr int kWordBytes = 4;
+// Bytes of two k of a panel.
+constexpr int PairBytes(bool int8) { return kPanel * (int8 ? 2 : kWordBytes); }
 
 // 24 sums, of 32 registers; 8 where there is one row, whose sums wait for memory anyway.
 constexpr int PanelsFor(int rows) { return rows > 6 ? 2 : (rows > 3 ? 4 : 8); }
@@ -30,12 +32,26 @@ struct Sums {
 
 STRETTO_DOT_INLINE __m512i Load(const void* p) { return _mm512_loadu_si512(p); }
 
+STRETTO_DOT_INLINE __m512 Int8AsFloats(const char* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+
+// Two k of a panel as words. Of int8 the first 16 bytes are k's, and no bf16 is rounded.
+template <bool kInt8>
+STRETTO_DOT_INLINE __m512i LoadWords(const char* p) {
+  if constexpr (!kInt8) return Load(p);
+  const __m512i first = _mm512_castps_si512(Int8AsFloats(p));
+  const __m512i second = _mm512_castps_si512(Int8AsFloats(p + kPanel));
+  return _mm512_or_si512(first, _mm512_srli_epi32(second, 16));
+}
+
 // Two k, of rows that are words.
-template <int kRows, int kPanels>
+template <bool kInt8, int kRows, int kPanels>
 STRETTO_DOT_INLINE void AddDots(const char* a, const char* panels, ptrdiff_t panel_bytes,
                                 Sums<kRows, kPanels>& sums) {
   __m512bh b[kPanels];
-  for (int p = 0; p < kPanels; ++p) b[p] = (__m512bh)Load(panels + p * panel_bytes);
+  for (int p = 0; p < kPanels; ++p) b[p] = (__m512bh)LoadWords<kInt8>(panels + p * panel_bytes);
   for (int r = 0; r < kRows; ++r) {
     int32_t word;
     std::memcpy(&word, a + r * kWordBytes, kWordBytes);
@@ -45,12 +61,12 @@ STRETTO_DOT_INLINE void AddDots(const char* a, const char* panels, ptrdiff_t pan
 }
 
 // Two k, of rows that are f32.
-template <int kRows, int kPanels>
+template <bool kInt8, int kRows, int kPanels>
 STRETTO_DOT_INLINE void AddChains(const char* a, const char* panels, ptrdiff_t panel_bytes,
                                   Sums<kRows, kPanels>& sums) {
   const auto* x = reinterpret_cast<const float*>(a);
   for (int p = 0; p < kPanels; ++p) {
-    const __m512i words = Load(panels + p * panel_bytes);
+    const __m512i words = LoadWords<kInt8>(panels + p * panel_bytes);
     const __m512i high = _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
     const __m512 first = _mm512_castsi512_ps(high);
     const __m512 second = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
@@ -100,10 +116,10 @@ STRETTO_DOT_INLINE void End(const Tile& t, int64_t column, const Sums<kRows, kPa
 // One row waits for memory: it fetches each panel's own next lines.
 constexpr ptrdiff_t kStreamAhead = 16 * kLineBytes;
 
-template <bool kDot, int kRows, int kPanels>
+template <bool kInt8, bool kDot, int kRows, int kPanels>
 STRETTO_DOT __attribute__((noinline)) void TilePanels(const Tile& t, int64_t panel) {
-  constexpr int kPairBytes = kRows * kWordBytes * (kDot ? 1 : 2);
-  const ptrdiff_t panel_bytes = t.panel_stride * 2;
+  constexpr int kRowsBytes = kRows * kWordBytes * (kDot ? 1 : 2);
+  const ptrdiff_t panel_bytes = t.panel_stride * (kInt8 ? 1 : 2);
   const char* panels = static_cast<const char*>(t.panels.data) + panel * panel_bytes;
   const char* a = reinterpret_cast<const char*>(t.a);
   const char* ahead = t.ahead != nullptr ? static_cast<const char*>(t.ahead) : panels;
@@ -118,43 +134,43 @@ STRETTO_DOT __attribute__((noinline)) void TilePanels(const Tile& t, int64_t pan
     } else {
       // A line for four k, so for every other pair.
       __builtin_prefetch(ahead, 0, 2);
-      ahead += kLineBytes / 2;
+      ahead += PairBytes(kInt8) / 2;
     }
     if constexpr (kDot) {
-      AddDots(a, panels, panel_bytes, sums);
+      AddDots<kInt8>(a, panels, panel_bytes, sums);
     } else {
-      AddChains(a, panels, panel_bytes, sums);
+      AddChains<kInt8>(a, panels, panel_bytes, sums);
     }
-    a += kPairBytes;
-    panels += kPanelRowBytes;
+    a += kRowsBytes;
+    panels += PairBytes(kInt8);
   }
   End(t, panel * kPanel, sums);
 }
 
-template <bool kDot, int kRows>
+template <bool kInt8, bool kDot, int kRows>
 STRETTO_DOT void TileRows(const Tile& t) {
   constexpr int kPanels = PanelsFor(kRows);
   int64_t p = 0;
-  for (; p + kPanels <= t.num_panels; p += kPanels) TilePanels<kDot, kRows, kPanels>(t, p);
+  for (; p + kPanels <= t.num_panels; p += kPanels) TilePanels<kInt8, kDot, kRows, kPanels>(t, p);
   if constexpr (kPanels > 2) {
-    for (; p + 2 <= t.num_panels; p += 2) TilePanels<kDot, kRows, 2>(t, p);
+    for (; p + 2 <= t.num_panels; p += 2) TilePanels<kInt8, kDot, kRows, 2>(t, p);
   }
-  for (; p < t.num_panels; ++p) TilePanels<kDot, kRows, 1>(t, p);
+  for (; p < t.num_panels; ++p) TilePanels<kInt8, kDot, kRows, 1>(t, p);
 }
 
-template <int kRows = kMostRows>
+template <bool kInt8, int kRows = kMostRows>
 STRETTO_DOT void DispatchRows(const Tile& t, bool dot) {
   if (t.rows == kRows) {
-    dot ? TileRows<true, kRows>(t) : TileRows<false, kRows>(t);
+    dot ? TileRows<kInt8, true, kRows>(t) : TileRows<kInt8, false, kRows>(t);
   } else if constexpr (kRows > 1) {
-    DispatchRows<kRows - 1>(t, dot);
+    DispatchRows<kInt8, kRows - 1>(t, dot);
   }
 }
 
 STRETTO_DOT void RowTilesOf(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,
-                            const bool* dots) {
+                            const bool* dots, bool int8) {
   Tile t = first;
-  const int64_t lines = t.k / kKPerLine;  // that one tile fetches
+  const int64_t lines = t.k * PairBytes(int8) / 2 / kLineBytes / 2;  // that one tile fetches
   int64_t line = 0, panel = 0;
   for (int64_t i = 0; i < tiles.count; ++i) {
     t.ahead = panel < ahead.num_panels ? ahead.begin + panel * ahead.panel_bytes + line * kLineBytes
@@ -165,7 +181,7 @@ STRETTO_DOT void RowTilesOf(const Tile& first, const RowTiles& tiles, const Pane
       ++panel;
     }
     t.rows = tiles.Size(i);
-    DispatchRows(t, dots[i]);
+    int8 ? DispatchRows<true>(t, dots[i]) : DispatchRows<false>(t, dots[i]);
     t.a += t.rows * t.k;
     t.c += t.rows * t.c_stride;
     if (t.out != nullptr) t.out += t.rows * t.out_stride;

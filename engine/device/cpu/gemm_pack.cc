@@ -53,8 +53,9 @@ class PanelPacker {
 };
 }  // namespace
 
-bool PacksPairs(const Kernels& kernels, int64_t k, DType dtype) {
-  return kernels.dot != nullptr && dtype == DType::kBF16 && k % 2 == 0;
+bool TakesPairs(const Kernels& kernels, int64_t k, DType dtype, WeightFormat format) {
+  const bool plain = format == WeightFormat::kPlain && dtype == DType::kBF16;
+  return kernels.dot != nullptr && k % 2 == 0 && (plain || format == WeightFormat::kInt8);
 }
 
 uint16_t PackWeight(const Kernels& kernels, ThreadPool& pool, const PanelMatrix& b,
