@@ -4,6 +4,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <memory>
 
@@ -56,7 +58,20 @@ absl::Status EndWithParent(int64_t parent) {
 void AddCommonFlags(CLI::App& app, ServiceFlags& flags) {
   app.add_option("--run", flags.run_file, "run file (YAML)");
   app.add_option("--set", flags.overrides, "section.key=value, wins over the run file");
-  app.add_option("--name", flags.name, "member name, stable across restarts");
+  app.add_option("--name", flags.name, "member name, stable across restarts")
+      ->check(CLI::Validator(
+          [](const std::string& name) {
+            const bool plain = name.size() <= 64 && !name.empty() &&
+                               std::all_of(name.begin(), name.end(), [](unsigned char c) {
+                                 return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
+                               });
+            return plain && name.front() != '.'
+                       ? ""
+                       : std::string(
+                             "expected up to 64 letters, digits, '-', '_' and '.', "
+                             "which doesn't come first");
+          },
+          "NAME"));
   app.add_option("--bind", flags.bind, "address to listen at");
   app.add_option("--port", flags.port, "port to listen at; 0: a free one")
       ->check(IntegerIn(0, 65535));
@@ -68,7 +83,8 @@ void AddCommonFlags(CLI::App& app, ServiceFlags& flags) {
       ->check(IntegerIn(0, 1024));
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error");
   app.add_option("--log-file", flags.log_file, "write the log there too");
-  app.add_option("--grace-ms", flags.grace_ms, "time for running calls at the end");
+  app.add_option("--grace-ms", flags.grace_ms, "time for running calls at the end")
+      ->check(IntegerIn(0, 3'600'000));
   app.add_flag("--exit-with-parent{-1}", flags.exit_with_parent,
                "end when the parent process (of this id) ends");
 }

@@ -198,6 +198,10 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
                               v1::PrepareWeightsResponse* response) override {
     if (absl::Status status = Check(request->caller()); !status.ok()) return ToGrpc(status);
     const v1::PolicyVersion& version = request->version();
+    if (version.number() < 0) {
+      return ToGrpc(absl::InvalidArgumentError(
+          absl::StrCat("version.number is ", version.number(), "; expected 0 or more")));
+    }
     const absl::StatusOr<PreparedInfo> info =
         parts_.policy->Prepare(version.number(), version.hash(), request->caller().run_id(),
                                {request->sources().begin(), request->sources().end()},
@@ -295,6 +299,10 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
                       v1::CommitWeightsResponse& response) {
     RETURN_IF_ERROR(Check(request.caller()));
     const v1::PolicyVersion& version = request.version();
+    if (version.number() < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("version.number is ", version.number(), "; expected 0 or more"));
+    }
     *response.mutable_version() = version;
     if (parts_.policy->Current() == std::make_pair(version.number(), version.hash())) {
       return absl::OkStatus();

@@ -16,14 +16,21 @@ namespace {
 using Json = nlohmann::json;
 constexpr char kParamPayload[] = "stretto.openai.param";
 constexpr int64_t kMaxTokens = 1 << 30;
+// Each costs every token of every choice a little.
+constexpr size_t kMaxLogitBias = 4096;
 
 void ReadLogitBias(Fields& fields, engine::SamplingParams* sampling) {
   const Json* bias = fields.Take("logit_bias");
   if (bias == nullptr) return;
   if (!bias->is_object()) return fields.Fail("logit_bias", "expected an object of token ids");
+  if (bias->size() > kMaxLogitBias) {
+    return fields.Fail("logit_bias", absl::StrCat("has ", bias->size(), " ids; at most ",
+                                                  kMaxLogitBias, " are taken"));
+  }
   for (const auto& [key, value] : bias->items()) {
     int32_t id = 0;
-    if (!absl::SimpleAtoi(key, &id) || !value.is_number()) {
+    // As it is written only: another spelling would name an id twice.
+    if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key || !value.is_number()) {
       return fields.Fail("logit_bias", absl::StrCat("'", Brief(key),
                                                     "' must be a token id, its value a "
                                                     "number"));

@@ -218,7 +218,12 @@ TEST_CASE("what is refused is named") {
   CHECK(RefusalOf({{"prompt", "1"}, {"temperature", 1e-300}}).param == "temperature");
   CHECK(RefusalOf({{"prompt", "1"}, {"temperature", 1e300}}).param == "temperature");
   CHECK(RefusalOf({{"prompt", "1"}, {"stop", {1}}}).param == "stop");
-  CHECK(RefusalOf({{"prompt", "1"}, {"logit_bias", {{"x", 1}}}}).param == "logit_bias");
+  for (const char* id : {"x", " 5", "05", "+5", "5 ", "99999999999", ""}) {
+    CHECK(RefusalOf({{"prompt", "1"}, {"logit_bias", {{id, 1}}}}).param == "logit_bias");
+  }
+  Json many = Json::object();
+  for (int i = 0; i < 5000; ++i) many[std::to_string(i)] = 1;
+  CHECK(RefusalOf({{"prompt", "1"}, {"logit_bias", many}}).param == "logit_bias");
   CHECK(RefusalOf({{"prompt", "1"}, {"best_of", 2}}).param == "best_of");
   CHECK(RefusalOf({{"prompt", "1"}, {"stream_options", {{"include_usage", true}}}}).param ==
         "stream_options");
