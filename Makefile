@@ -1,5 +1,5 @@
 # The project's commands. The scripts work on a bare Debian 12, where there is no make yet.
-.PHONY: build test demo bench bench-generator bench-trainer bench-sync bench-spread bench-pause same-bits simulate resume-chaos chaos lint format asan tsan clang fuzz clean
+.PHONY: build test demo bench bench-generator bench-trainer bench-sync bench-spread bench-pause same-bits simulate resume-chaos chaos trainer-chaos lint format asan tsan clang fuzz clean
 build:            ; scripts/install-packages && scripts/build release
 test:             ; scripts/test
 demo:             ; scripts/demo $(ARGS)
@@ -13,6 +13,8 @@ simulate:         ; scripts/build release coordinator_core_test && STRETTO_SIM_C
 chaos_programs = stretto stretto-coordinator stretto-generator stretto-scorer stretto-trainer
 chaos:            ; scripts/build release $(chaos_programs) && SEED=$(SEED) STEPS=$(STEPS) STALENESS=$(STALENESS) scripts/chaos
 resume-chaos:     ; scripts/build release $(chaos_programs) && SEED=$(SEED) KILLS=$(KILLS) scripts/resume-chaos
+# Kills trainers at random moments of a run: make trainer-chaos SEED=1
+trainer-chaos:    ; scripts/trainer-chaos $(SEED)
 lint:             ; scripts/lint
 format:           ; scripts/lint --fix
 asan:             ; scripts/build asan && ctest --test-dir build/asan --output-on-failure --no-tests=error

@@ -58,6 +58,20 @@ std::string StepLine(const v1::RunStatus& status) {
   return line;
 }
 
+std::string CheckpointLine(const v1::RunStatus& status) {
+  std::string line = "no checkpoint yet";
+  if (status.checkpoint_version() >= 0) {
+    line = absl::StrCat("newest checkpoint: version ", status.checkpoint_version());
+  }
+  if (status.saving_version() >= 0) {
+    absl::StrAppend(&line, "; version ", status.saving_version(), " is being saved");
+  }
+  if (!status.checkpoint_error().empty()) {
+    absl::StrAppend(&line, "; ", Printable(status.checkpoint_error(), 500));
+  }
+  return line;
+}
+
 std::string LiveLine(const v1::RunStatus& status) {
   std::string line = absl::StrCat(StateName(status.state()));
   if (!status.phase().empty()) absl::StrAppend(&line, ", ", status.phase());

@@ -45,6 +45,8 @@ inline constexpr int64_t kMaxSilenceNs = 10'000'000'000;
 
 // "step 3/60  reward 0.53  kl 0.0012 …" from a step's metrics.
 std::string StepLine(const v1::RunStatus& status);
+// "newest checkpoint: version 20; version 30 is being saved", and why the last save failed.
+std::string CheckpointLine(const v1::RunStatus& status);
 // "running, generating (12 of 64 rollouts, 8 judged) …" with members and their versions.
 std::string LiveLine(const v1::RunStatus& status);
 std::string StateName(v1::RunState state);

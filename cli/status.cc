@@ -31,6 +31,7 @@ void Print(const v1::RunStatus& status) {
     std::printf("held-out accuracy: %.1f %% before, %.1f %% last\n", 100 * status.eval_before(),
                 100 * status.eval_last());
   }
+  std::printf("%s\n", CheckpointLine(status).c_str());
   std::printf("%-16s %-10s %-22s %6s %8s %10s\n", "member", "state", "address", "epoch", "version",
               "in flight");
   for (const auto& m : status.members()) {

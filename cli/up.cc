@@ -50,7 +50,12 @@ struct UpFlags {
 // What must stay as it is when a run goes on: all but how long it lasts and where it runs.
 RunConfig Essence(RunConfig config) {
   config.train.steps = 0;
+  const TrainSection defaults;
   config.train.checkpoint_every = 0;
+  config.train.checkpoint_mtbf_hours = defaults.checkpoint_mtbf_hours;
+  config.train.checkpoint_kind = defaults.checkpoint_kind;
+  config.train.checkpoint_chain = defaults.checkpoint_chain;
+  config.train.checkpoint_failure = defaults.checkpoint_failure;
   config.train.keep_checkpoints = 0;
   config.train.max_group_replacements = 0;
   config.eval = {};

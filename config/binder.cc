@@ -102,6 +102,11 @@ bool ReadValue(const YAML::Node& node, const Rule& rule, const FieldRef& field) 
     return absl::SimpleAtod(scalar, *number) && Within(**number, rule);
   }
   if (auto* integer = std::get_if<int64_t*>(&field)) {
+    const auto word = rule.words.find(scalar);
+    if (word != rule.words.end()) {
+      **integer = word->second;
+      return true;
+    }
     return absl::SimpleAtoi(scalar, *integer) && Within(static_cast<double>(**integer), rule);
   }
   return absl::SimpleAtoi(scalar, std::get<uint64_t*>(field));

@@ -45,7 +45,7 @@ void AppendTable(const std::vector<KeyDef<Owner>>& keys, const std::string& sect
   for (const auto& key : keys) {
     if (key.section != section) continue;
     const FieldRef field = key.field(defaults);
-    std::string value = ValueText(field);
+    std::string value = ValueText(field, key.rule);
     if (value.empty()) value = "\"\"";
     std::string help = key.help;
     if (!key.only_for.empty()) {
@@ -66,7 +66,12 @@ std::string NumberText(double value) {
 std::string Expectation(const FieldRef& field, const Rule& rule) {
   return std::visit(
       Overloaded{[&](std::string*) { return TextExpectation(rule); },
-                 [&](int64_t*) { return RangeText("integer", rule); },
+                 [&](int64_t*) {
+                   std::string text = RangeText("integer", rule);
+                   for (const auto& [word, value] : rule.words)
+                     absl::StrAppend(&text, ", or ", word);
+                   return text;
+                 },
                  [&](uint64_t*) { return RangeText("integer", rule); },
                  [&](double*) { return RangeText("number", rule); },
                  [&](bool*) { return std::string("true or false"); },
@@ -74,16 +79,21 @@ std::string Expectation(const FieldRef& field, const Rule& rule) {
       field);
 }
 
-std::string ValueText(const FieldRef& field) {
-  return std::visit(
-      Overloaded{[](std::string* v) { return *v; }, [](int64_t* v) { return absl::StrCat(*v); },
-                 [](uint64_t* v) { return absl::StrCat(*v); },
-                 [](double* v) { return NumberText(*v); },
-                 [](bool* v) { return std::string(*v ? "true" : "false"); },
-                 [](std::vector<std::string>* v) {
-                   return absl::StrCat("[", absl::StrJoin(*v, ", "), "]");
-                 }},
-      field);
+std::string ValueText(const FieldRef& field, const Rule& rule) {
+  return std::visit(Overloaded{[](std::string* v) { return *v; },
+                               [&](int64_t* v) {
+                                 for (const auto& [word, value] : rule.words) {
+                                   if (value == *v) return word;
+                                 }
+                                 return absl::StrCat(*v);
+                               },
+                               [](uint64_t* v) { return absl::StrCat(*v); },
+                               [](double* v) { return NumberText(*v); },
+                               [](bool* v) { return std::string(*v ? "true" : "false"); },
+                               [](std::vector<std::string>* v) {
+                                 return absl::StrCat("[", absl::StrJoin(*v, ", "), "]");
+                               }},
+                    field);
 }
 
 std::string RunFileReference() {

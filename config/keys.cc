@@ -5,6 +5,12 @@ namespace stretto::config_internal {
 namespace {
 Rule Any() { return {}; }
 Rule AtLeast(double min) { return {.min = min}; }
+// An integer or a word that stands for one.
+Rule AtLeastOr(double min, std::map<std::string, int64_t> words) {
+  Rule rule = AtLeast(min);
+  rule.words = std::move(words);
+  return rule;
+}
 Rule Positive() { return {.min = 0, .min_excluded = true}; }
 Rule Between(double min, double max) { return {.min = min, .max = max}; }
 // min < value <= max.
@@ -162,7 +168,19 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(train, optimizer_state, OneOf({"f32", "8bit"}),
           "Adam's moments: 8 bytes a parameter, or 2 (docs/parallel-training.md). Part of what the "
           "run's bits depend on."),
-      KEY(train, checkpoint_every, AtLeast(0), "Steps between checkpoints. 0: only at the end."),
+      KEY(train, checkpoint_every, AtLeastOr(0, {{"auto", TrainSection::kAutoInterval}}),
+          "Steps between checkpoints. 0: only at the end. `auto`: as often as loses the least "
+          "time, "
+          "from how long a save takes and `checkpoint_mtbf_hours` (Young and Daly)."),
+      KEY(train, checkpoint_mtbf_hours, Positive(),
+          "Mean time between failures of the trainers, for `checkpoint_every: auto`."),
+      KEY(train, checkpoint_kind, OneOf({"full", "incremental"}),
+          "`incremental`: a checkpoint holds what has changed since the one before."),
+      KEY(train, checkpoint_chain, AtLeast(1), "Incremental checkpoints after a full one."),
+      KEY(train, checkpoint_failure, OneOf({"warn", "stop"}),
+          "What a checkpoint that can't be written does: it is told of and tried again, or ends "
+          "the "
+          "run."),
       KEY(train, keep_checkpoints, AtLeast(1), "Newest checkpoints kept."),
       KEY(train, max_group_replacements, AtLeast(0),
           "Groups that may be replaced in one step; with more the run stops and says why."),

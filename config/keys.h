@@ -27,7 +27,8 @@ struct Rule {
   // What somebody who writes such a value may mean: value in lower case → what to write.
   std::map<std::string, std::string> hints = {};
   enum class Path { kNone, kExisting, kExistingIfGiven } path = Path::kNone;
-  bool is_name = false;  // letters, digits, '.', '_' and '-' only
+  std::map<std::string, int64_t> words = {};  // integers: words that stand for a value
+  bool is_name = false;                       // letters, digits, '.', '_' and '-' only
 };
 
 template <class Owner>
@@ -47,7 +48,7 @@ const std::vector<KeyDef<RewardSpec>>& RewardKeys();
 // "a positive number", "one of bf16, f32", "true or false", …
 std::string Expectation(const FieldRef& field, const Rule& rule);
 // The value as text, as ToYaml would write it without quotes.
-std::string ValueText(const FieldRef& field);
+std::string ValueText(const FieldRef& field, const Rule& rule);
 // Shortest decimal text that reads back to the same double.
 std::string NumberText(double value);
 

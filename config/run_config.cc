@@ -17,9 +17,10 @@ namespace {
 using config_internal::FieldRef;
 using config_internal::Origins;
 using config_internal::RewardKeys;
+using config_internal::Rule;
 using config_internal::RunKeys;
 
-void EmitValue(YAML::Emitter& out, const FieldRef& field) {
+void EmitValue(YAML::Emitter& out, const FieldRef& field, const Rule& rule) {
   if (auto* text = std::get_if<std::string*>(&field)) {
     out << YAML::DoubleQuoted << **text;
   } else if (auto* list = std::get_if<std::vector<std::string>*>(&field)) {
@@ -27,7 +28,7 @@ void EmitValue(YAML::Emitter& out, const FieldRef& field) {
     for (const auto& item : **list) out << YAML::DoubleQuoted << item;
     out << YAML::EndSeq;
   } else {
-    out << config_internal::ValueText(field);
+    out << config_internal::ValueText(field, rule);
   }
 }
 
@@ -39,7 +40,7 @@ void EmitRewards(YAML::Emitter& out, RunConfig& config) {
       const auto& types = key.only_for;
       if (!types.empty() && std::count(types.begin(), types.end(), reward.type) == 0) continue;
       out << YAML::Key << key.name << YAML::Value;
-      EmitValue(out, key.field(reward));
+      EmitValue(out, key.field(reward), key.rule);
     }
     out << YAML::EndMap;
   }
@@ -124,7 +125,7 @@ std::string ToYaml(const RunConfig& config) {
       out << YAML::Key << section << YAML::Value << YAML::BeginMap;
     }
     out << YAML::Key << key.name << YAML::Value;
-    EmitValue(out, key.field(copy));
+    EmitValue(out, key.field(copy), key.rule);
   }
   out << YAML::EndMap << YAML::EndMap;
   return absl::StrCat(out.c_str(), "\n");

@@ -110,7 +110,12 @@ struct TrainSection {
   int64_t reduction_leaves = 1;         // of the tree that adds gradients up; ranks share them
   std::string checkpointing = "none";   // activations: none | selective | full
   std::string optimizer_state = "f32";  // Adam's moments: f32 | 8bit
-  int64_t checkpoint_every = 10;        // steps between checkpoints; 0: only at the end
+  static constexpr int64_t kAutoInterval = -1;
+  int64_t checkpoint_every = 10;            // steps between checkpoints; 0: only at the end
+  double checkpoint_mtbf_hours = 24;        // for kAutoInterval: how often something fails
+  std::string checkpoint_kind = "full";     // full | incremental
+  int64_t checkpoint_chain = 8;             // incremental ones after a full one
+  std::string checkpoint_failure = "warn";  // warn | stop: what a save that fails does
   int64_t keep_checkpoints = 3;
   int64_t max_group_replacements = 64;  // per step; then the run stops with a clear status
 };

@@ -103,6 +103,12 @@ TEST_CASE("errors name file, line, key and what is expected") {
        "run.yaml:8: train.steps: expected an integer of at least 0, found '99999999999999999999'"},
       {"train:\n  steps:\n",
        "run.yaml:8: train.steps: expected an integer of at least 0, found nothing"},
+      {"train:\n  checkpoint_every: often\n",
+       "run.yaml:8: train.checkpoint_every: expected an integer of at least 0, or auto, found "
+       "'often'"},
+      {"train:\n  checkpoint_every: -1\n",
+       "run.yaml:8: train.checkpoint_every: expected an integer of at least 0, or auto, found "
+       "'-1'"},
       {"train:\n  stepz: 3\n", "run.yaml:8: train.stepz: unknown key; did you mean 'steps'?"},
       {"trian:\n  steps: 3\n", "run.yaml:7: trian: unknown section; did you mean 'train'?"},
       {"model:\n  path: model\n", "run.yaml:7: model: expected once, found a second time"},
@@ -248,7 +254,8 @@ TEST_CASE("a written run file reads back equal") {
   REQUIRE_FALSE(c.ok());  // the unknown section above
   const auto good =
       f.Parse(absl::StrCat(kMinimal, "  - {type: regex, pattern: '^\\d+ \"x\"\\n', weight: 0.1}\n",
-                           "run: {name: b, seed: 7}\ntrain: {lr: 1.2345678901234567e-5}\n",
+                           "run: {name: b, seed: 7}\n"
+                           "train: {lr: 1.2345678901234567e-5, checkpoint_every: auto}\n",
                            "rollout: {stop: [\"\\n\\t\\u00e9\", \": #x\"]}\n"));
   REQUIRE_OK(good);
   const std::string text = ToYaml(*good);
@@ -258,6 +265,7 @@ TEST_CASE("a written run file reads back equal") {
   CHECK(ToYaml(*again) == text);
   CHECK(again->hash == good->hash);
   CHECK(again->train.lr == good->train.lr);
+  CHECK(again->train.checkpoint_every == TrainSection::kAutoInterval);
   CHECK(again->rollout.stop == good->rollout.stop);
   CHECK(again->rewards[1].pattern == good->rewards[1].pattern);
 }

@@ -5,7 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "engine/collectives/agree.h"
 #include "engine/formats/safetensors.h"
 #include "engine/training/checkpoint_folder.h"
 #include "engine/training/checkpoint_manifest.h"
@@ -98,6 +100,41 @@ absl::Status CheckModel(const CheckpointReader& reader, const TrainerEngine& eng
                                                  "; the checkpoint belongs to another model"));
 }
 
+// What all ranks have come to, the same on each.
+absl::Status Agree(const TrainerEngine& engine, const absl::Status& mine) {
+  Communicator* group = engine.group();
+  return group == nullptr || group->size() == 1 ? mine : AgreeOnStatus(*group, mine);
+}
+
+// Reads and verifies all of a checkpoint's tensors, and uploads them where asked to.
+absl::Status ReadState(CheckpointReader& reader, TrainerEngine& engine, bool upload) {
+  for (const StateFile& file : kStateFiles) {
+    for (const Parameter& p : engine.trained_layout().parameters()) {
+      ASSIGN_OR_RETURN(const absl::Span<const float> values,
+                       reader.Read(file.which, p.spec.name, p.spec.shape));
+      if (upload) engine.UploadState(file.which, p, values.data());
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Checkpoints to load, the best last; in a group those that rank 0 sees.
+absl::StatusOr<std::vector<std::string>> Candidates(Files& files, const std::string& root,
+                                                    const TrainerEngine& engine) {
+  absl::StatusOr<std::vector<std::string>> folders = ListCheckpoints(files, root);
+  // What `latest` names comes first; a folder that is newer was not finished.
+  if (const auto latest = LatestCheckpoint(files, root); folders.ok() && latest.ok()) {
+    folders->erase(std::remove(folders->begin(), folders->end(), *latest), folders->end());
+    folders->push_back(*latest);
+  }
+  RETURN_IF_ERROR(Agree(engine, folders.status()));
+  Communicator* group = engine.group();
+  if (group == nullptr || group->size() == 1) return folders;
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                   GatherTexts(*group, absl::StrJoin(*folders, "\n")));
+  return absl::StrSplit(texts[0], '\n', absl::SkipEmpty());
+}
+
 // Tensors of which some were joined in memory.
 class JoinedTensors final : public TensorSource {
  public:
@@ -175,31 +212,21 @@ absl::StatusOr<std::shared_ptr<const TensorSource>> OpenMasters(Files& files,
 
 absl::StatusOr<CheckpointInfo> LoadCheckpoint(Files& files, const std::string& path,
                                               TrainerEngine& engine) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
-                   CheckpointReader::Open(files, path));
-  RETURN_IF_ERROR(CheckModel(*reader, engine));
-  for (const bool is_verified : {false, true}) {
-    for (const StateFile& file : kStateFiles) {
-      for (const Parameter& p : engine.trained_layout().parameters()) {
-        ASSIGN_OR_RETURN(const absl::Span<const float> values,
-                         reader->Read(file.which, p.spec.name, p.spec.shape));
-        if (is_verified) engine.UploadState(file.which, p, values.data());
-      }
-    }
-  }
-  RETURN_IF_ERROR(engine.FinishRestore(reader->manifest().info.counters));
-  return reader->manifest().info;
+  auto reader = CheckpointReader::Open(files, path);
+  absl::Status status = reader.status();
+  if (status.ok()) status = CheckModel(**reader, engine);
+  if (status.ok()) status = ReadState(**reader, engine, /*upload=*/false);
+  // No rank begins with what another one can't read.
+  RETURN_IF_ERROR(Agree(engine, status));
+  RETURN_IF_ERROR(ReadState(**reader, engine, /*upload=*/true));
+  RETURN_IF_ERROR(engine.FinishRestore((*reader)->manifest().info.counters));
+  return (*reader)->manifest().info;
 }
 
 absl::StatusOr<CheckpointInfo> LoadNewestCheckpoint(Files& files, const std::string& root,
                                                     TrainerEngine& engine,
                                                     const OnDamage& on_damage) {
-  ASSIGN_OR_RETURN(std::vector<std::string> folders, ListCheckpoints(files, root));
-  // What `latest` names comes first; a folder that is newer was not finished.
-  if (const auto latest = LatestCheckpoint(files, root); latest.ok()) {
-    folders.erase(std::remove(folders.begin(), folders.end(), *latest), folders.end());
-    folders.push_back(*latest);
-  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> folders, Candidates(files, root, engine));
   if (folders.empty()) return absl::NotFoundError(absl::StrCat(root, ": no checkpoint"));
   absl::Status last;
   for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {

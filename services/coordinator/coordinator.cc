@@ -34,7 +34,10 @@ CoreOptions MakeCoreOptions(const RunConfig& c, const Dataset& train, const Data
       c.data.max_prompt_tokens > 0 ? std::min(c.data.max_prompt_tokens, room) : room;
   o.max_group_replacements = c.train.max_group_replacements;
   o.replace_without_signal = c.algorithm.dynamic_sampling;
+  static_assert(kAutoCheckpoints == TrainSection::kAutoInterval);
   o.checkpoint_every = c.train.checkpoint_every;
+  o.checkpoint_mtbf_seconds = c.train.checkpoint_mtbf_hours * 3600;
+  o.stop_on_failed_save = c.train.checkpoint_failure == "stop";
   const auto num_lines = static_cast<int64_t>(eval.lines.size());
   o.num_eval_prompts = c.eval.max_prompts > 0 ? std::min(c.eval.max_prompts, num_lines) : num_lines;
   o.eval_before = c.eval.before;
@@ -89,7 +92,12 @@ v1::Pool PoolOf(PoolKind pool) {
 
 std::string RunEssence(RunConfig config) {
   config.train.steps = 0;
+  const TrainSection defaults;
   config.train.checkpoint_every = 0;
+  config.train.checkpoint_mtbf_hours = defaults.checkpoint_mtbf_hours;
+  config.train.checkpoint_kind = defaults.checkpoint_kind;
+  config.train.checkpoint_chain = defaults.checkpoint_chain;
+  config.train.checkpoint_failure = defaults.checkpoint_failure;
   config.train.keep_checkpoints = 1;
   config.train.max_group_replacements = 0;
   config.eval = EvalSection();
@@ -439,6 +447,9 @@ void Coordinator::PublishStatus() {
       }
     }
   }
+  status.set_checkpoint_version(core_->checkpoints().version);
+  status.set_saving_version(core_->save().version);
+  status.set_checkpoint_error(core_->checkpoints().error);
   status.set_num_rollouts(num_rollouts_);
   status.set_num_groups_dropped(
       static_cast<uint64_t>(core_->num_rejected() + core_->num_stale_dropped()));

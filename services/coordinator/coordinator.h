@@ -112,7 +112,8 @@ class Coordinator {
   void Do(const JoinRank& command);
   void Do(const TakeStep& command);
   void Do(const AskTrainer& command);
-  void Do(const SaveCheckpointNow& command);
+  void Do(const BeginSave& command);
+  void Do(const AwaitSave& command);
   void Do(const CountFault& command);
   void Do(const EndRun& command);
 
@@ -130,6 +131,8 @@ class Coordinator {
   Calls::Target TargetOf(const Command& command) const;
   template <class Command>
   v1::Caller CallerOf(const Command& command) const;
+  template <class Command>
+  v1::SaveCheckpointRequest SaveRequestOf(const Command& command) const;
   const std::string& PromptJson(const DatasetPlace& place) const;
   // A group that its generator has lost has its first token elsewhere.
   void Recovered(const GenerateGroup& command);
@@ -139,6 +142,7 @@ class Coordinator {
   void PublishRankMetrics();
   void PublishBalance();
   void CountBusy();
+  void PublishCheckpointMetrics();
   void WriteSummary();
 
   const RunConfig config_;

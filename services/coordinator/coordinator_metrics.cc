@@ -1,4 +1,6 @@
 // What the coordinator measures.
+#include <algorithm>
+
 #include "services/common/log.h"
 #include "services/coordinator/coordinator.h"
 
@@ -65,6 +67,23 @@ void Coordinator::PublishBalance() {
   rate("generator", balance_.generators());
   rate("scorer", balance_.scorers());
   rate("trainer", balance_.trainers());
+}
+
+void Coordinator::PublishCheckpointMetrics() {
+  const CheckpointLog& log = core_->checkpoints();
+  Metrics& metrics = *parts_.metrics;
+  metrics.gauge("stretto_checkpoint_version", "Of the newest checkpoint; -1: there is none.")
+      .Set(static_cast<double>(log.version));
+  metrics.gauge("stretto_checkpoint_failures", "Saves that failed since the coordinator started.")
+      .Set(static_cast<double>(log.num_failures));
+  metrics
+      .gauge("stretto_checkpoint_seconds",
+             "The last checkpoint took from its beginning until all ranks had it on disk.")
+      .Set(std::max(0.0, log.save_seconds));
+  metrics
+      .gauge("stretto_checkpoint_interval_seconds",
+             "That train.checkpoint_every: auto takes between checkpoints.")
+      .Set(log.interval_seconds);
 }
 
 void Coordinator::PublishRankMetrics() {

@@ -378,22 +378,35 @@ void Coordinator::Do(const AskTrainer& command) {
       });
 }
 
-void Coordinator::Do(const SaveCheckpointNow& command) {
+template <class Command>
+v1::SaveCheckpointRequest Coordinator::SaveRequestOf(const Command& command) const {
   v1::SaveCheckpointRequest request;
   *request.mutable_caller() = CallerOf(command);
   request.set_group_epoch(command.group_epoch);
+  request.set_version(command.version);
   // Only what the version determines: a checkpoint's bits must not depend on how it came about.
   request.set_extra_json(absl::StrCat("{\"step\": ", command.version, "}"));
+  return request;
+}
+
+void Coordinator::Do(const BeginSave& command) {
+  v1::SaveCheckpointRequest request = SaveRequestOf(command);
+  request.set_begin_only(true);
   calls_->SaveCheckpoint(TargetOf(command), std::move(request),
                          [this, command](const absl::StatusOr<v1::SaveCheckpointResponse>& answer) {
-                           absl::Status status = answer.status();
-                           if (status.ok() && answer->version().number() != command.version) {
-                             status = absl::UnavailableError(absl::StrCat(
-                                 "the checkpoint is of version ", answer->version().number()));
+                           core_->OnSaveBegun(command, answer.status(), RunNowNs());
+                         });
+}
+
+void Coordinator::Do(const AwaitSave& command) {
+  calls_->SaveCheckpoint(TargetOf(command), SaveRequestOf(command),
+                         [this, command](const absl::StatusOr<v1::SaveCheckpointResponse>& answer) {
+                           Core::SaveResult result;
+                           if (answer.ok()) result = {answer->error(), answer->seconds()};
+                           if (core_->OnSaveOver(command, answer.status(), result, RunNowNs())) {
+                             last_checkpoint_ = *answer;
                            }
-                           // Of several ranks one writes, and says where.
-                           if (status.ok() && !answer->path().empty()) last_checkpoint_ = *answer;
-                           core_->OnCheckpoint(command, status, RunNowNs());
+                           PublishCheckpointMetrics();
                          });
 }
 
@@ -438,5 +451,4 @@ void Coordinator::WriteSummary() {
     if (!status.ok()) LogError("summary.json: ", status.message());
   }
 }
-
 }  // namespace stretto::services

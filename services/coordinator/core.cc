@@ -20,8 +20,8 @@ Core::Core(CoreOptions options, RestoredRun restored)
       evaluated_(restored.evaluated.begin(), restored.evaluated.end()),
       kl_coef_(restored.next_kl_coef >= 0 ? restored.next_kl_coef : options_.kl_coef),
       next_group_(restored.next_group),
-      next_position_(restored.next_position),
-      checkpoint_version_(restored.checkpoint_version) {
+      next_position_(restored.next_position) {
+  checkpoints_.version = checkpoints_.begun_version = restored.checkpoint_version;
   STRETTO_CHECK(options_.prompts_per_step > 0 && options_.group_size > 0);
   STRETTO_CHECK(options_.min_trainers > 0 && options_.min_trainers <= options_.num_trainers);
   trainers_.epoch = restored.trainer_epoch;
@@ -52,7 +52,7 @@ void Core::OnPause(bool pause, int64_t now_ns) {
 }
 
 void Core::OnCheckpointRequest(int64_t now_ns) {
-  checkpoint_requested_ = true;
+  checkpoints_.requested_version = version_number();
   Advance(now_ns);
 }
 
@@ -138,7 +138,7 @@ void Core::FinishEval() {
 
 void Core::TryEnd() {
   if (IsOver() || (trainers_.phase == TrainerGroup::Phase::kReady && trainers_.is_busy())) return;
-  const bool is_saved = version_.number >= 0 && checkpoint_version_ >= version_.number;
+  const bool is_saved = version_.number >= 0 && checkpoints_.version >= version_.number;
   if (stopping_) {
     if (is_saved || !TrainerHasVersion() || version_.number <= 0) {
       End(absl::OkStatus(), absl::StrCat("stopped at step ", version_number(), " of ",
@@ -163,6 +163,8 @@ std::string Core::activity() const {
     return "forming the trainers' group";
   }
   if (trainers_.is_busy() && trainer_activity_ != "waiting") return trainer_activity_;
+  const bool waits_for_save = stopping_ || version_.number >= options_.num_steps || TrainersWait();
+  if (save_.version >= 0 && (waits_for_save || !save_.is_begun)) return "saving a checkpoint";
   if (EvalIsDue()) return "evaluating";
   return "generating";
 }
@@ -182,6 +184,9 @@ std::string Core::detail() const {
   if (trainers_.phase == TrainerGroup::Phase::kNone && NumLiveTrainers() < options_.num_trainers) {
     return absl::StrCat("waiting for trainers: ", NumLiveTrainers(), " of ", options_.num_trainers,
                         " are there (at least ", options_.min_trainers, " must be)");
+  }
+  if (!checkpoints_.error.empty() && version_.number >= options_.num_steps) {
+    return absl::StrCat("waiting to save: ", checkpoints_.error);
   }
   return no_reward_;
 }

@@ -5,7 +5,7 @@
 //
 //   prompts ──(1)──> groups ──(2)──> generators ──(3)──> scorers ──(4)──> batch ──(5)──> trainer
 //      ^                                 ^                                                  │
-//      └──────────── window ────────(7)──┴───────── new version <───────────(6)─────────────┘
+//      └──────────── window ────────(8)──┴───────── new version <───────────(6)─────────────┘
 //
 // The loops, and what unblocks each:
 //  1. A step's groups are made from the next positions of the prompt stream, for steps up to
@@ -18,7 +18,9 @@
 //     part, and the step is taken when all have given the same hash. Unblocked by a complete batch,
 //     the end of an evaluation, the end of the step before, a group of trainers that is formed.
 //  6. A new version is recorded with its hash; only then does it exist.
-//  7. Generators prepare and commit it, one operation at a time each; bytes go along trees of them
+//  7. A checkpoint is begun between two steps and written while the next ones are taken; it exists
+//     when all ranks have said so. Unblocked by the end of the save before.
+//  8. Generators prepare and commit it, one operation at a time each; bytes go along trees of them
 //     (core_weights.cc). Unblocked by the trainer having it.
 // An evaluation at version v (kEval groups, greedy) stands between step v and step v + 1.
 //
@@ -81,6 +83,29 @@ struct TrainerGroup {
   std::string Names() const;  // "trainer-0, trainer-1"
 };
 
+// A save under way, of all ranks of the group that began it.
+struct CheckpointSave {
+  int64_t version = -1;           // -1: there is none
+  bool is_begun = false;          // by all
+  std::set<std::string> awaited;  // ranks that have not said that it began, or how it went
+  std::string error;              // the first that was told
+  double seconds = 0;             // the longest
+};
+// What has become of the saves.
+struct CheckpointLog {
+  int64_t version = -1;                       // of the newest checkpoint
+  int64_t begun_version = -1, begun_ns = -1;  // of the newest save that was not lost
+  int64_t saved_ns = -1;                      // when the newest checkpoint's was begun
+  int64_t requested_version = -1;             // the least that somebody has asked for
+  int64_t not_before_ns = 0;                  // after one that failed
+  int64_t num_failures = 0, num_failures_in_row = 0;
+  double save_seconds = -1, interval_seconds = 0;  // kAutoCheckpoints
+  std::string error;                               // of the last one; empty: it went well
+};
+// How long to train between checkpoints that take `save_seconds` so that saving them and repeating
+// what a failure loses cost least.
+double CheckpointIntervalSeconds(double save_seconds, double mtbf_seconds);
+
 // Not thread-safe. `now_ns` never goes back from call to call.
 class Core {
  public:
@@ -125,7 +150,15 @@ class Core {
                    double measured_kl, int64_t now_ns);
   void OnTrainerStatus(const AskTrainer& asked, const absl::Status& status, const Version& version,
                        int64_t now_ns);
-  void OnCheckpoint(const SaveCheckpointNow& asked, const absl::Status& status, int64_t now_ns);
+  void OnSaveBegun(const BeginSave& asked, const absl::Status& status, int64_t now_ns);
+  // status: of the call; that the save has failed is in the result. Whether this rank's answer
+  // counts and says that the checkpoint is there.
+  struct SaveResult {
+    std::string error;
+    double seconds = 0;
+  };
+  bool OnSaveOver(const AwaitSave& asked, const absl::Status& status, const SaveResult& result,
+                  int64_t now_ns);
 
   void OnTick(int64_t now_ns);
   void OnPause(bool pause, int64_t now_ns);
@@ -146,6 +179,8 @@ class Core {
   const std::map<std::string, Member>& members() const { return members_; }
   const std::map<uint64_t, Group>& groups() const { return groups_; }
   const TrainerGroup& trainers() const { return trainers_; }
+  const CheckpointSave& save() const { return save_; }
+  const CheckpointLog& checkpoints() const { return checkpoints_; }
   int64_t num_rejected() const { return num_rejected_; }
   int64_t num_stale_dropped() const { return num_stale_dropped_; }
   int64_t num_without_signal() const { return num_without_signal_; }  // replaced
@@ -179,6 +214,13 @@ class Core {
   const Member* Trainer(int64_t now_ns) const;
   bool TrainerHasVersion() const;
   void TrainersLackVersion(int64_t now_ns);
+
+  bool TrainersWait() const;
+  bool CheckpointIsDue(int64_t now_ns) const;
+  void BeginCheckpoint(int64_t now_ns);
+  bool IsAwaited(const std::string& member, uint64_t epoch, uint64_t group_epoch, int64_t version);
+  void DropSave();
+  void EndSave(int64_t now_ns);
 
   void MakeGroups();
   void RejectWithoutSignal(int64_t step);
@@ -234,7 +276,6 @@ class Core {
   Version version_;  // the run's; number -1 until the first trainer came
   double kl_coef_;
   uint64_t next_group_, next_position_, next_call_ = 1;
-  int64_t checkpoint_version_;
   int64_t num_rejected_ = 0, num_stale_dropped_ = 0, num_without_signal_ = 0;
 
   Version relayed_version_;
@@ -244,7 +285,8 @@ class Core {
   int64_t trainer_failures_ = 0;  // in a row
   int64_t num_not_held_ = 0;      // times in a row that generators did not find the run's version
   std::string trainer_activity_;
-  bool checkpoint_requested_ = false;
+  CheckpointSave save_;
+  CheckpointLog checkpoints_;
   bool paused_ = false, stopping_ = false, ended_ = false;
   absl::Status end_status_;
   std::string end_detail_, last_note_;

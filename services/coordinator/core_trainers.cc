@@ -87,6 +87,7 @@ void Core::LoseTrainers(const std::string& why, int64_t now_ns) {
   }
   trainers_.phase = Phase::kNone;
   trainers_.ranks.clear();
+  DropSave();
   trainers_.version = Version();
 }
 
@@ -100,7 +101,7 @@ void Core::FormTrainers(int64_t now_ns) {
     }
   }
   if (trainers_.phase == Phase::kReady) {
-    const bool is_saved = version_.number <= 0 || checkpoint_version_ >= version_.number;
+    const bool is_saved = version_.number <= 0 || checkpoints_.version >= version_.number;
     if (there.size() <= trainers_.ranks.size() || trainers_.is_busy() || !is_saved ||
         !(trainers_.version == version_)) {
       return;
@@ -254,7 +255,7 @@ bool Core::TrainerHasVersion() const {
   return trainers_.phase == Phase::kReady && version_.number >= 0 && trainers_.version == version_;
 }
 
-// One thing at a time: catch up, save, or take the next step.
+// One thing at a time: catch up, begin a save, or take the next step.
 void Core::DriveTrainer(int64_t now_ns) {
   if (!stopping_) FormTrainers(now_ns);
   if (Trainer(now_ns) == nullptr || trainers_.is_busy()) return;
@@ -270,22 +271,14 @@ void Core::DriveTrainer(int64_t now_ns) {
     if (!stopping_) TrainNextStep();
     return;
   }
-  const int64_t v = version_.number;
-  const bool is_joined = NumLiveTrainers() > static_cast<int64_t>(trainers_.ranks.size()) && v > 0;
-  const bool is_due =
-      v > checkpoint_version_ &&
-      ((options_.checkpoint_every > 0 && v > 0 && v % options_.checkpoint_every == 0) ||
-       v == options_.num_steps || stopping_ || checkpoint_requested_ || is_joined);
-  if (is_due) {
-    trainer_activity_ = "saving a checkpoint";
-    for (TrainerRank& rank : trainers_.ranks) {
-      rank.is_asked = true;
-      Emit(SaveCheckpointNow{rank.name, rank.epoch, trainers_.epoch, v});
-    }
+  if (save_.version < 0 && CheckpointIsDue(now_ns)) {
+    BeginCheckpoint(now_ns);
     return;
   }
-  checkpoint_requested_ = false;
-  if (stopping_ || paused_ || v >= options_.num_steps || EvalIsDue()) return;
+  if (save_.version >= 0 && !save_.is_begun) return;
+  // A group ends at a checkpoint: nothing is repeated when a trainer joins.
+  if (stopping_ || paused_ || version_.number >= options_.num_steps || EvalIsDue()) return;
+  if (TrainersWait() && save_.version >= 0) return;
   TrainNextStep();
 }
 
@@ -389,19 +382,4 @@ void Core::OnTrainerStatus(const AskTrainer& asked, const absl::Status& status,
   Advance(now_ns);
 }
 
-void Core::OnCheckpoint(const SaveCheckpointNow& asked, const absl::Status& status,
-                        int64_t now_ns) {
-  TrainerRank* rank = trainers_.Asked(asked.member, asked.epoch, asked.group_epoch);
-  if (IsOver() || rank == nullptr || trainers_.phase != Phase::kReady) return;
-  if (!status.ok()) {
-    members_[asked.member].not_before_ns = now_ns + options_.retry_ns;
-    TrainersFailed(status, absl::StrCat("the checkpoint of version ", asked.version), now_ns);
-    return;
-  }
-  rank->is_asked = false;
-  if (trainers_.is_busy()) return;
-  checkpoint_version_ = asked.version;
-  Emit(RecordCheckpoint{asked.version});
-  Advance(now_ns);
-}
 }  // namespace stretto::services

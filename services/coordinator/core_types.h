@@ -22,6 +22,9 @@ struct Version {
   bool operator==(const Version&) const = default;
 };
 
+// CoreOptions::checkpoint_every: as often as loses the least time.
+inline constexpr int64_t kAutoCheckpoints = -1;
+
 struct CoreOptions {
   int64_t num_steps = 0;
   int64_t prompts_per_step = 1;
@@ -30,8 +33,10 @@ struct CoreOptions {
   int64_t max_prompt_tokens = 0;        // what the run allows; longer prompts are rejected
   int64_t max_group_replacements = 0;   // of one step
   bool replace_without_signal = false;  // groups whose rewards are all the same; within that bound
-  int64_t checkpoint_every = 0;         // steps; 0: only at the end
-  int64_t num_eval_prompts = 0;         // 0: no evaluation
+  int64_t checkpoint_every = 0;         // steps; 0: only at the end; kAutoCheckpoints
+  double checkpoint_mtbf_seconds = 86400;  // for kAutoCheckpoints: between failures
+  bool stop_on_failed_save = false;
+  int64_t num_eval_prompts = 0;  // 0: no evaluation
   bool eval_before = false, eval_after = false;
   int64_t eval_every = 0;
   uint64_t num_train_lines = 1;
@@ -182,7 +187,7 @@ struct JoinRank {
   std::vector<Peer> ranks;
   uint32_t rank = 0;
 };
-// To each rank; group_epoch 0: there is one trainer, without a group. So of SaveCheckpointNow.
+// To each rank; group_epoch 0: there is one trainer, without a group. So of saves.
 struct TakeStep {
   std::string member;
   uint64_t epoch;
@@ -196,7 +201,14 @@ struct AskTrainer {
   std::string member;
   uint64_t epoch;
 };
-struct SaveCheckpointNow {
+// A checkpoint is begun on all ranks, which then train on; each says when it is over.
+struct BeginSave {
+  std::string member;
+  uint64_t epoch;
+  uint64_t group_epoch;
+  int64_t version;
+};
+struct AwaitSave {
   std::string member;
   uint64_t epoch;
   uint64_t group_epoch;
@@ -217,7 +229,7 @@ using Command =
     std::variant<RecordMember, RecordGroup, RecordTrainers, RecordBatch, RecordVersion,
                  RecordCheckpoint, RecordEval, RecordEvent, TokenizePrompts, GenerateGroup,
                  CancelGenerate, ScoreGroup, PrepareVersion, CommitVersion, PrepareRank, JoinRank,
-                 TakeStep, AskTrainer, SaveCheckpointNow, CountFault, EndRun>;
+                 TakeStep, AskTrainer, BeginSave, AwaitSave, CountFault, EndRun>;
 
 inline constexpr size_t kNumRecords = 8;  // the first of them are the records
 

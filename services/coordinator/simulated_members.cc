@@ -161,6 +161,7 @@ void Simulation::Do(const PrepareRank& c) {
     rank.group_epoch = 0;
     rank.version = Version();
     rank.results.clear();
+    rank.saves.clear();
     return absl::OkStatus();
   });
 }
@@ -242,17 +243,47 @@ void Simulation::Answer(const AskTrainer& c, const absl::Status& status, const V
   core_->OnTrainerStatus(c, status, version, CoreNow());
 }
 
-void Simulation::Do(const SaveCheckpointNow& c) {
-  Serve(c, sim_.times.save, [this, c](SimMember& trainer) -> absl::Status {
-    if (trainer.version.number != c.version) return absl::UnavailableError("other version");
-    if (checkpoint_ == trainer.version) return absl::OkStatus();
+void Simulation::Do(const BeginSave& c) {
+  Serve(c, {1, 30}, [this, c](SimMember& trainer) -> absl::Status {
+    if (trainer.version.number != c.version) return absl::FailedPreconditionError("other version");
+    const auto known = trainer.saves.find(c.version);
+    if (known != trainer.saves.end() && known->second.empty()) return absl::OkStatus();
     const absl::Status all = AllTakePart(trainer, c.group_epoch);
     if (!all.ok()) return all;
-    checkpoint_ = trainer.version;
+    trainer.saves[c.version] = Chance(0.1) ? "no space left" : "";
     return absl::OkStatus();
   });
 }
-void Simulation::Answer(const SaveCheckpointNow& c, const absl::Status& status, const Version&) {
-  core_->OnCheckpoint(c, status, CoreNow());
+void Simulation::Answer(const BeginSave& c, const absl::Status& status, const Version&) {
+  core_->OnSaveBegun(c, status, CoreNow());
+}
+
+std::string Simulation::SaveError(const SimMember& trainer, const AwaitSave& c) {
+  if (durable_.count(c.version) > 0) return "";
+  std::vector<std::string> ranks = {trainer.name};
+  if (c.group_epoch > 0) ranks = sim_groups_[c.group_epoch].ranks;
+  for (const std::string& name : ranks) {
+    const SimMember& rank = members_.at(name);
+    const auto save = rank.saves.find(c.version);
+    // Whoever died may have written its share before.
+    if (save == rank.saves.end() && Chance(0.5)) return name + " has left";
+    if (save != rank.saves.end() && !save->second.empty()) return name + ": " + save->second;
+  }
+  return "";
+}
+
+void Simulation::Do(const AwaitSave& c) {
+  Serve(c, sim_.times.save, [this, c](SimMember& trainer) -> absl::Status {
+    if (trainer.saves.count(c.version) == 0) return absl::FailedPreconditionError("not begun");
+    const std::string error = SaveError(trainer, c);
+    save_errors_[{c.member, c.epoch, c.version}] = error;
+    if (!error.empty()) return absl::OkStatus();
+    if (durable_.insert(c.version).second) checkpoint_ = {c.version, versions_.at(c.version)};
+    num_saved_behind_ += trainer.version.number > c.version ? 1 : 0;
+    return absl::OkStatus();
+  });
+}
+void Simulation::Answer(const AwaitSave& c, const absl::Status& status, const Version&) {
+  core_->OnSaveOver(c, status, {save_errors_[{c.member, c.epoch, c.version}], 0.5}, CoreNow());
 }
 }  // namespace stretto::services

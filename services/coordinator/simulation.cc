@@ -294,6 +294,12 @@ void Simulation::Do(const RecordEval& c) {
           "an evaluation is not complete");
 }
 
+void Simulation::Do(const RecordCheckpoint& c) {
+  Require(durable_.count(c.version) == 1, "a checkpoint is recorded that isn't there");
+  Require(c.version > recorded_checkpoint_, "checkpoints are recorded out of order");
+  recorded_checkpoint_ = c.version;
+}
+
 void Simulation::Do(const EndRun& c) {
   if (!c.status.ok()) Fault(c.status.ToString());
   Require(static_cast<int64_t>(trained_.size()) ==
@@ -302,6 +308,7 @@ void Simulation::Do(const EndRun& c) {
   std::set<int64_t> due;
   if (core_options_.num_eval_prompts > 0) due = {0, 4, core_options_.num_steps};
   Require(evaluated_ == due, "an evaluation is missing");
+  Require(recorded_checkpoint_ == core_options_.num_steps, "the last checkpoint is missing");
   is_over_ = true;
 }
 }  // namespace stretto::services

@@ -9,8 +9,9 @@
 //
 // Checked always: each prompt of the stream enters training at most once and, as the runs end,
 // those of every step exactly once; no group over the staleness bound is trained on; versions grow
-// by one; a step taken again gives the same hash; no epoch of a trainers' group is used twice; what
-// the core holds and has under way is bounded; the run ends.
+// by one; a step taken again gives the same hash; no epoch of a trainers' group is used twice; no
+// checkpoint is recorded that isn't on the disk, and the last one is; what the core holds and has
+// under way is bounded; the run ends.
 #pragma once
 
 #include <functional>
@@ -38,7 +39,7 @@ struct SimTimes {
     int64_t from_ms = 1, to_ms = 1;
   };
   Range tokenize{1, 20}, generate{1, 400}, score{1, 100}, prepare{1, 150}, commit{1, 20};
-  Range train{1, 500}, save{1, 100};
+  Range train{1, 500}, save{1, 1200};
   bool is_batched = false;  // all groups of a step are generated, and scored, in the same time
 };
 
@@ -67,6 +68,7 @@ struct SimMember {
   Version prepared;
   int64_t stalled_ns = 0;                        // in which it generated nothing, in all
   std::map<int64_t, std::string> results;        // trainers: version → hash, of this life
+  std::map<int64_t, std::string> saves;          // version → what its share failed of
   uint64_t prepared_epoch = 0, group_epoch = 0;  // ranks
 };
 
@@ -86,6 +88,8 @@ class Simulation {
   // Runs until the run has ended; the final version's hash.
   std::string Run();
   int num_troubles() const { return num_troubles_; }
+  // Saves that ended when training had gone on.
+  int64_t num_saved_behind() const { return num_saved_behind_; }
   int64_t num_events() const { return static_cast<int64_t>(num_events_); }
   const std::map<std::string, int64_t>& faults() const { return faults_; }
   // When each version came to be, in milliseconds since the start.
@@ -133,7 +137,7 @@ class Simulation {
   void Do(const RecordGroup& c) { groups_[c.group.id] = c.group; }
   void Do(const RecordBatch& c);
   void Do(const RecordVersion& c);
-  void Do(const RecordCheckpoint& c) { recorded_checkpoint_ = c.version; }
+  void Do(const RecordCheckpoint& c);
   void Do(const RecordEval& c);
   void Do(const RecordEvent& c) { Tell(c.text); }
   void Do(const CancelGenerate&) {}
@@ -150,6 +154,8 @@ class Simulation {
   void Hand(const Asked& asked, const absl::Status& status, const Version& version,
             uint64_t core_life);
   Version Saved() const { return checkpoint_.number < 0 ? Version{0, "zero"} : checkpoint_; }
+  // Why the group's save comes to nothing, if it does.
+  std::string SaveError(const SimMember& trainer, const AwaitSave& c);
   absl::Status AllTakePart(const SimMember& rank, uint64_t group_epoch);
   std::string HashOfStep(const TakeStep& c, const Version& base);
   void Do(const TokenizePrompts& c);
@@ -161,7 +167,8 @@ class Simulation {
   void Do(const JoinRank& c);
   void Do(const TakeStep& c);
   void Do(const AskTrainer& c);
-  void Do(const SaveCheckpointNow& c);
+  void Do(const BeginSave& c);
+  void Do(const AwaitSave& c);
   // `version`: that the member held when it answered.
   void Answer(const TokenizePrompts& c, const absl::Status& status, const Version& version);
   void Answer(const GenerateGroup& c, const absl::Status& status, const Version& version);
@@ -172,7 +179,8 @@ class Simulation {
   void Answer(const JoinRank& c, const absl::Status& status, const Version& version);
   void Answer(const TakeStep& c, const absl::Status& status, const Version& version);
   void Answer(const AskTrainer& c, const absl::Status& status, const Version& version);
-  void Answer(const SaveCheckpointNow& c, const absl::Status& status, const Version& version);
+  void Answer(const BeginSave& c, const absl::Status& status, const Version& version);
+  void Answer(const AwaitSave& c, const absl::Status& status, const Version& version);
 
   const SimOptions sim_;
   const CoreOptions core_options_;
@@ -189,6 +197,9 @@ class Simulation {
   std::string liar_;        // a generator
   std::string registered_;  // in this turn
   Version checkpoint_;      // on the trainers' disk
+  std::set<int64_t> durable_;
+  std::map<std::tuple<std::string, uint64_t, int64_t>, std::string> save_errors_;
+  int64_t num_saved_behind_ = 0;
   std::map<uint64_t, SimGroup> sim_groups_;
   std::map<std::string, int64_t> faults_;
   std::map<int64_t, int64_t> version_ms_;

@@ -36,7 +36,7 @@ struct Campaign {
   std::string failure;
   uint64_t failed_seed = 0;
   std::atomic<int64_t> num_troubles{0}, num_events{0};
-  std::atomic<int64_t> num_silent{0}, num_late{0};
+  std::atomic<int64_t> num_silent{0}, num_late{0}, num_saved_behind{0};
 
   void Work() {
     for (uint64_t i; !has_failed && (i = next.fetch_add(1)) < count;) {
@@ -59,6 +59,7 @@ struct Campaign {
         const auto found = simulation.faults().find(kind);
         return found == simulation.faults().end() ? 0 : found->second;
       };
+      num_saved_behind += simulation.num_saved_behind();
       num_silent += count_of("silent_member");
       num_late += count_of("late_answer");
       const std::string& control = controls[options.replaces_without_signal ? 1 : 0];
@@ -106,6 +107,7 @@ TEST_CASE("whatever crashes, every prompt is trained on exactly once") {
   CHECK(campaign.num_troubles > count);
   CHECK(campaign.num_silent > count / 10);
   CHECK(campaign.num_late > count / 10);
+  CHECK(campaign.num_saved_behind > count / 10);
 }
 
 // Seconds of each step of a model of 70 billion parameters, 128 completions of 512 tokens:

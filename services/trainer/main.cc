@@ -44,6 +44,9 @@ class TrainerProgram final : public Service {
   // A step under way would wait for peers, and they for this rank.
   void Drain(int64_t) override { seat_->Leave(); }
 
+  // A save under way ends first, and reports to the metrics.
+  void Stop() override { trainer_ = nullptr; }
+
   std::optional<Membership> membership() override {
     Membership membership;
     membership.pool = v1::POOL_TRAINER;

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/formats/export_hf.h"
 #include "services/common/log.h"
-#include "services/trainer/outcome_json.h"
 
 namespace stretto::services {
 using engine::Parameter;
@@ -109,6 +107,7 @@ absl::StatusOr<std::unique_ptr<PolicyTrainer>> PolicyTrainer::Open(const RunConf
 
 absl::Status PolicyTrainer::OpenEngine(const std::string& layout) {
   RETURN_IF_ERROR(CreateEngine(layout));
+  OpenWriter();
   RETURN_IF_ERROR(RestoreOrBegin());
   ASSIGN_OR_RETURN(const std::string hash, Publish());
   LogInfo("policy version ", engine_->version(), " is ", hash);
@@ -128,49 +127,6 @@ absl::Status PolicyTrainer::CreateEngine(const std::string& layout) {
   RETURN_IF_ERROR(engine_->LoadBase(*host_->files.tensors));
   absl::MutexLock lock(&state_mutex_);
   state_.num_parameters = engine_->num_parameters();
-  return absl::OkStatus();
-}
-
-absl::Status PolicyTrainer::RestoreOrBegin() {
-  ASSIGN_OR_RETURN(const std::vector<std::string> folders, Candidates());
-  absl::Status last;
-  std::string notice;
-  for (const std::string& folder : folders) {
-    last = Agreed(Restore(folder));
-    if (last.ok()) {
-      if (notice.empty()) return absl::OkStatus();
-      absl::MutexLock lock(&state_mutex_);
-      state_.notice = absl::StrCat(notice, "; resumed from the older ", folder);
-      return absl::OkStatus();
-    }
-    if (group_ != nullptr && !group_->status().ok()) return last;
-    // `latest` names one that the list holds as well.
-    if (!absl::StrContains(notice, folder)) {
-      absl::StrAppend(&notice, notice.empty() ? "" : "; ", "checkpoint ", folder,
-                      " is damaged and was passed over: ", last.message());
-    }
-    LogWarning("checkpoint ", folder, " cannot be used: ", last.ToString());
-    if (absl::IsInvalidArgument(last)) return last;  // another model: a mistake, not damage
-  }
-  if (!last.ok()) {
-    return Annotate(last, absl::StrCat("none of the checkpoints in ", run_.run.dir,
-                                       "/checkpoints can be used (move the folder away to begin "
-                                       "anew); last"));
-  }
-  return engine_->LoadModel(*host_->files.tensors, run_.run.seed, start_adapter_.get());
-}
-
-absl::Status PolicyTrainer::Restore(const std::string& folder) {
-  ASSIGN_OR_RETURN(const engine::CheckpointInfo info,
-                   engine::LoadCheckpoint(files_, folder, *engine_));
-  ASSIGN_OR_RETURN(const CheckpointExtra extra, ParseExtra(info.extra_json));
-  LogInfo("resuming from ", folder);
-  absl::MutexLock lock(&state_mutex_);
-  state_.restored_extra_json = extra.caller_json;
-  state_.checkpoint_version = info.counters.version;
-  state_.checkpoint_hash = info.checkpoint_hash;
-  last_extra_json_ = extra.caller_json;
-  last_outcome_ = extra.last_outcome;
   return absl::OkStatus();
 }
 
@@ -325,42 +281,6 @@ void PolicyTrainer::ReportQuantizationGap(const StepOutcome& outcome) {
                  {"statistic", statistic}})
         .Set(found->second);
   }
-}
-
-absl::StatusOr<engine::CheckpointInfo> PolicyTrainer::Save(const std::string& extra_json,
-                                                           uint64_t group_epoch) {
-  absl::MutexLock lock(&engine_mutex_);
-  RETURN_IF_ERROR(CheckGroup(group_epoch));
-  const std::string root = JoinPath(run_.run.dir, "checkpoints");
-  CheckpointExtra extra{.caller_json = extra_json, .last_outcome = {}};
-  {
-    absl::MutexLock state(&state_mutex_);
-    if (state_.checkpoint_version == state_.version && last_extra_json_ == extra_json) {
-      // A repeat: the checkpoint is there.
-      const auto latest = engine::LatestCheckpoint(files_, root);
-      if (latest.ok()) {
-        auto info = engine::ReadCheckpointInfo(files_, *latest);
-        if (info.ok() && info->counters.version == state_.version) return info;
-      }
-    }
-    extra.last_outcome = last_outcome_;
-  }
-  const int64_t start_ns = Clock::Real().NowNs();
-  absl::StatusOr<engine::CheckpointInfo> saved =
-      engine::SaveCheckpoint(files_,
-                             {.root = IsFirstRank() ? root : "",
-                              .keep = std::max<int64_t>(1, run_.train.keep_checkpoints)},
-                             *engine_, ToJson(extra));
-  // Saved is what all have saved: otherwise all are asked again.
-  RETURN_IF_ERROR(Agreed(saved.status()));
-  const engine::CheckpointInfo info = *std::move(saved);
-  LogInfo("checkpoint of version ", info.counters.version, " (", info.checkpoint_hash, ") at ",
-          info.path, " in ", SecondsSince(start_ns), " s");
-  absl::MutexLock state(&state_mutex_);
-  state_.checkpoint_version = info.counters.version;
-  state_.checkpoint_hash = info.checkpoint_hash;
-  last_extra_json_ = extra_json;
-  return info;
 }
 
 absl::StatusOr<int64_t> PolicyTrainer::Export(const std::string& path, const std::string& dtype) {

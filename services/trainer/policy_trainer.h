@@ -4,11 +4,11 @@
 //
 // A run with several trainers (cluster.trainers) has a group of ranks, of which this is one: it has
 // no engine until it has joined a group, every rank is given the same calls, and rank 0 alone holds
-// versions and writes checkpoints.
+// versions for generators.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,7 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/files.h"
 #include "config/run_config.h"
-#include "engine/training/checkpoint.h"
+#include "engine/training/checkpoint_writer.h"
 #include "engine/training/trainer_engine.h"
 #include "engine/weights/store.h"
 #include "services/common/metrics.h"
@@ -54,6 +54,12 @@ struct GroupRequest {
   int rank = 0;
   std::string layout;  // "ddp", "zero1", "zero2", "fsdp"
   absl::Duration timeout = absl::Seconds(60);
+};
+
+struct SaveRequest {
+  std::string extra_json;  // comes back in TrainerState::restored_extra_json
+  uint64_t group_epoch = 0;
+  absl::optional<int64_t> version;  // that the trainer must be at; nullopt: any
 };
 
 struct TrainerState {
@@ -93,10 +99,14 @@ class PolicyTrainer {
   // Blocks for the computation, which is not interrupted.
   absl::StatusOr<StepOutcome> TakeStep(const StepRequest& request);
 
-  // Durable when it returns. `extra_json` comes back in TrainerState::restored_extra_json. Of a
-  // group's ranks all are asked; the path is empty but on the one that writes.
-  absl::StatusOr<engine::CheckpointInfo> Save(const std::string& extra_json,
-                                              uint64_t group_epoch = 0);
+  // Begins a checkpoint, which is written while training goes on. Of a group's ranks all are asked;
+  // each writes its share. Repeating it for a save that is under way, or done, changes nothing.
+  absl::Status BeginSave(const SaveRequest& request);
+  // Whether a save of this version is the last that was begun, or the one that was restored.
+  bool HasSave(int64_t version, uint64_t group_epoch) const;
+  // Blocks until that save is over; how it went. FAILED_PRECONDITION: it was never begun.
+  absl::StatusOr<engine::SaveReport> AwaitSave(int64_t version, uint64_t group_epoch,
+                                               const std::function<bool()>& is_cancelled) const;
   // A Hugging Face folder. "bf16": the weights of computation, "f32": the masters.
   absl::StatusOr<int64_t> Export(const std::string& path, const std::string& dtype);
 
@@ -109,10 +119,10 @@ class PolicyTrainer {
                 Files& files);
   absl::Status OpenEngine(const std::string& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   absl::Status CreateEngine(const std::string& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  void OpenWriter() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   absl::Status RestoreOrBegin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
-  absl::StatusOr<std::vector<std::string>> Candidates() const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
-  absl::Status Restore(const std::string& folder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  std::string CheckpointRoot() const;
+  void SaveIsOver(const engine::SaveReport& report);
   // In a group: what all ranks have come to, the same on each.
   absl::Status Agreed(const absl::Status& mine) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   bool IsFirstRank() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_) {
@@ -146,6 +156,15 @@ class PolicyTrainer {
   mutable absl::Mutex state_mutex_;
   TrainerState state_ ABSL_GUARDED_BY(state_mutex_);
   absl::optional<StepOutcome> last_outcome_ ABSL_GUARDED_BY(state_mutex_);
-  std::string last_extra_json_ ABSL_GUARDED_BY(state_mutex_);
+  // The save that was begun last, or the checkpoint that was restored.
+  struct SaveState {
+    int64_t version = -1;
+    std::string extra_json;
+    bool is_over = false;
+    engine::SaveReport report;
+  };
+  SaveState save_ ABSL_GUARDED_BY(state_mutex_);
+  // Its thread reports to this object, so it ends first. Null: there is no engine.
+  std::unique_ptr<engine::CheckpointWriter> writer_ ABSL_GUARDED_BY(engine_mutex_);
 };
 }  // namespace stretto::services

@@ -1,9 +1,9 @@
 // The policy in training as one rank of a group: joining, and what ranks agree on.
 #include <algorithm>
 
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/collectives/agree.h"
 #include "services/common/log.h"
 #include "services/trainer/policy_trainer.h"
 #include "services/trainer/rank_messages.h"
@@ -16,13 +16,16 @@ absl::StatusOr<TrainerState> PolicyTrainer::JoinGroup(const GroupRequest& reques
   absl::MutexLock lock(&engine_mutex_);
   const auto epoch = static_cast<uint64_t>(request.table.epoch);
   if (engine_ != nullptr && group_->status().ok() && CheckGroup(epoch).ok()) return State();
+  // What this rank writes is finished or given up: no new group begins from a folder in which an
+  // older one still writes.
+  writer_ = nullptr;
   engine_ = nullptr;
   group_ = nullptr;
   {
     absl::MutexLock state(&state_mutex_);
     state_ = TrainerState();
     last_outcome_.reset();
-    last_extra_json_.clear();
+    save_ = SaveState();
   }
   ASSIGN_OR_RETURN(group_, seat_->Join(request.table, request.rank, request.timeout));
   LogInfo("rank ", request.rank, " of ", group_->size(), " in group epoch ", epoch, ", ",
@@ -36,6 +39,7 @@ absl::StatusOr<TrainerState> PolicyTrainer::JoinGroup(const GroupRequest& reques
   if (const absl::Status status = OpenEngine(request.layout); !status.ok()) {
     // The others are told, in case they wait for this rank.
     group_->Abort(status.message());
+    writer_ = nullptr;
     engine_ = nullptr;
     absl::MutexLock state(&state_mutex_);
     state_ = TrainerState();
@@ -56,29 +60,7 @@ absl::Status PolicyTrainer::CheckGroup(uint64_t group_epoch) const {
 }
 
 absl::Status PolicyTrainer::Agreed(const absl::Status& mine) const {
-  return group_ == nullptr ? mine : AgreeOnStatus(*group_, mine);
-}
-
-// Checkpoints to restore, the best first; in a group those that rank 0 sees.
-absl::StatusOr<std::vector<std::string>> PolicyTrainer::Candidates() const {
-  const std::string root = JoinPath(run_.run.dir, "checkpoints");
-  std::vector<std::string> folders;
-  absl::Status status;
-  if (files_.Exists(root)) {
-    auto found = engine::ListCheckpoints(files_, root);
-    status = found.status();
-    if (found.ok()) folders = *std::move(found);
-    // What `latest` names comes first; a folder that is newer was not finished.
-    if (const auto latest = engine::LatestCheckpoint(files_, root); status.ok() && latest.ok()) {
-      folders.push_back(*latest);
-    }
-  }
-  RETURN_IF_ERROR(Agreed(status));
-  std::reverse(folders.begin(), folders.end());
-  if (group_ == nullptr) return folders;
-  ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                   GatherTexts(*group_, absl::StrJoin(folders, "\n")));
-  return absl::StrSplit(texts[0], '\n', absl::SkipEmpty());
+  return group_ == nullptr ? mine : engine::AgreeOnStatus(*group_, mine);
 }
 
 // The objective saw this rank's sequences; metrics are of all, in the order in which one trainer

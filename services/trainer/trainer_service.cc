@@ -100,21 +100,10 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
     return ToGrpc(Step(*reader, *response));
   }
 
-  grpc::Status SaveCheckpoint(grpc::ServerContext*, const v1::SaveCheckpointRequest* request,
+  grpc::Status SaveCheckpoint(grpc::ServerContext* context,
+                              const v1::SaveCheckpointRequest* request,
                               v1::SaveCheckpointResponse* response) override {
-    if (absl::Status status = Check(request->caller()); !status.ok()) return ToGrpc(status);
-    const int64_t start_ns = Clock::Real().NowNs();
-    const auto info = trainer_->Save(request->extra_json(), request->group_epoch());
-    if (!info.ok()) return ToGrpc(info.status());
-    response->mutable_version()->set_number(info->counters.version);
-    const TrainerState state = trainer_->State();
-    if (state.version == info->counters.version) {
-      response->mutable_version()->set_hash(state.hash);
-    }
-    response->set_path(info->path);
-    response->set_checkpoint_hash(info->checkpoint_hash);
-    response->set_seconds(static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9);
-    return grpc::Status::OK;
+    return ToGrpc(Save(*context, *request, *response));
   }
 
   grpc::Status GetTrainerStatus(grpc::ServerContext*, const v1::GetTrainerStatusRequest*,
@@ -146,6 +135,33 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
   }
 
  private:
+  absl::Status Save(const grpc::ServerContext& context, const v1::SaveCheckpointRequest& request,
+                    v1::SaveCheckpointResponse& response) {
+    RETURN_IF_ERROR(Check(request.caller()));
+    const uint64_t epoch = request.group_epoch();
+    SaveRequest save{.extra_json = request.extra_json(), .group_epoch = epoch, .version = {}};
+    save.version = request.has_version() ? request.version() : trainer_->State().version;
+    const bool is_known = request.has_version() && trainer_->HasSave(request.version(), epoch);
+    if (request.begin_only() || !is_known) RETURN_IF_ERROR(trainer_->BeginSave(save));
+    response.mutable_version()->set_number(*save.version);
+    if (request.begin_only()) return absl::OkStatus();
+    ASSIGN_OR_RETURN(
+        const engine::SaveReport report,
+        trainer_->AwaitSave(*save.version, epoch, [&context] { return context.IsCancelled(); }));
+    const TrainerState state = trainer_->State();
+    if (state.version == *save.version) response.mutable_version()->set_hash(state.hash);
+    response.set_seconds(report.seconds);
+    response.set_blocked_seconds(report.blocked_seconds);
+    response.set_bytes_written(static_cast<uint64_t>(report.bytes_written));
+    if (!report.status.ok()) {
+      response.set_error(std::string(report.status.message()));
+      return absl::OkStatus();
+    }
+    response.set_path(report.info.path);
+    response.set_checkpoint_hash(report.info.checkpoint_hash);
+    return absl::OkStatus();
+  }
+
   absl::Status Check(const v1::Caller& caller) const {
     return fence_->Check(caller.run_id(), caller.member_epoch());
   }

@@ -1,9 +1,11 @@
 // Several trainers that train one run as ranks of a group: real processes, killed and stopped.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <map>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/philox.h"
@@ -392,7 +394,8 @@ TEST_CASE("all ranks pass over a damaged checkpoint and take the one before") {
   cluster.StartAll();
   REQUIRE(cluster.Of("coordinator").WaitForExit(kRunTimeoutMs) == 0);
   cluster.KillAll();
-  const std::string masters = cluster.run_dir() + "/checkpoints/step-00000004/masters.safetensors";
+  const std::string masters =
+      cluster.run_dir() + "/checkpoints/step-00000004/masters-00001-of-00002.safetensors";
   std::string bytes = Files::Real().ReadAll(masters).value_or("");
   REQUIRE(bytes.size() > 1000);
   bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
@@ -404,7 +407,72 @@ TEST_CASE("all ranks pass over a damaged checkpoint and take the one before") {
     const std::string log = cluster.LogOf(name);
     INFO(log);
     CHECK(log.find("step-00000004 cannot be used") != std::string::npos);
-    CHECK(log.find("masters.safetensors") != std::string::npos);
+    CHECK(log.find("masters-00001-of-00002.safetensors") != std::string::npos);
+  }
+}
+
+// Whether a checkpoint is half written.
+bool IsBeingSaved(const std::string& run_dir) {
+  const auto entries = Files::Real().List(run_dir + "/checkpoints");
+  return entries.ok() && std::any_of(entries->begin(), entries->end(), [](const auto& name) {
+           return absl::EndsWith(name, ".partial");
+         });
+}
+
+TEST_CASE("ranks that are killed in the middle of a save begin from the checkpoint before") {
+  Cluster cluster(2, {"cluster.trainer_layout=zero1", "train.checkpoint_every=1",
+                      "train.checkpoint_kind=incremental"});
+  cluster.StartAll();
+  const std::vector<std::string> ranks = {"trainer-0", "trainer-1"};
+  for (int i = 0; i < 2; ++i) {
+    cluster.AwaitStep(2 + 4 * i);
+    const bool is_caught = Eventually(
+        [&] {
+          if (!IsBeingSaved(cluster.run_dir())) return false;
+          for (const std::string& rank : ranks) cluster.Of(rank).Signal(SIGSTOP);
+          if (IsBeingSaved(cluster.run_dir())) return true;
+          for (const std::string& rank : ranks) cluster.Of(rank).Signal(SIGCONT);
+          return false;
+        },
+        60000);
+    INFO(cluster.Of("coordinator").Log());
+    REQUIRE(is_caught);
+    for (const std::string& rank : ranks) cluster.Of(rank).Kill();
+    CHECK(IsBeingSaved(cluster.run_dir()));
+    for (const std::string& rank : ranks) cluster.Start(rank);
+  }
+  CHECK(cluster.FinalHash() == HashAlone());
+  CHECK_FALSE(IsBeingSaved(cluster.run_dir()));
+}
+
+TEST_CASE("checkpoints that can't be written are told of, or end the run") {
+  for (const char* policy : {"warn", "stop"}) {
+    INFO(policy);
+    Cluster cluster(1, {absl::StrCat("train.checkpoint_failure=", policy)});
+    // Its name is taken by a folder.
+    const std::string latest = cluster.run_dir() + "/checkpoints/latest";
+    REQUIRE_OK(Files::Real().MakeDirs(latest));
+    cluster.StartAll();
+    if (policy == std::string("stop")) {
+      CHECK(cluster.Of("coordinator").WaitForExit(kRunTimeoutMs) == 3);
+      const std::string log = cluster.Of("coordinator").Log();
+      INFO(log);
+      CHECK(log.find("version 2 could not be saved (there is none yet)") != std::string::npos);
+      continue;
+    }
+    cluster.AwaitStep(kSteps);
+    v1::RunStatus status;
+    const bool is_told = Eventually(
+        [&] {
+          status = cluster.Status();
+          return status.detail().find("waiting to save: the checkpoint of version") == 0;
+        },
+        60000);
+    INFO(status.ShortDebugString());
+    CHECK(is_told);
+    CHECK(status.checkpoint_error().find("latest") != std::string::npos);
+    REQUIRE_OK(Files::Real().RemoveAll(latest));
+    CHECK(cluster.FinalHash() == HashAlone());
   }
 }
 
