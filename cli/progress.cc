@@ -54,6 +54,7 @@ std::string StepLine(const v1::RunStatus& status) {
       absl::StrAppend(&line, absl::StrFormat("  %s %.*f", column.label, column.digits, it->second));
     }
   }
+  if (status.metrics().count("skipped") > 0) absl::StrAppend(&line, "  SKIPPED");
   absl::StrAppend(&line, "  version ", status.version().number());
   return line;
 }

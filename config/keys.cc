@@ -182,6 +182,17 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "the "
           "run."),
       KEY(train, keep_checkpoints, AtLeast(1), "Newest checkpoints kept."),
+      KEY(train, grad_spike_factor, AtLeast(0),
+          "A gradient norm above so many times the median of the last 64 steps' is a spike (from 8 "
+          "steps on). 0: none is."),
+      KEY(train, grad_spike, OneOf({"skip", "stop", "warn"}),
+          "What a spike does: the step changes nothing, which is told; that, and the run ends; or "
+          "it "
+          "is only told of."),
+      KEY(train, not_finite_step, OneOf({"skip", "stop"}),
+          "What a loss or gradient that isn't finite does: the step changes nothing, which is "
+          "told; "
+          "or that, and the run ends."),
       KEY(train, max_group_replacements, AtLeast(0),
           "Groups that may be replaced in one step; with more the run stops and says why."),
 
@@ -210,6 +221,9 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "`train.reduction_leaves`."),
       KEY(cluster, min_trainers, Between(1, 1024),
           "Fewest ranks that train when others are missing."),
+      KEY(cluster, burn_in_ms, Between(0, 3600000),
+          "How long each processor of a trainer computes products with known answers before it "
+          "joins. 0: not at all."),
       KEY(cluster, trainer_layout, OneOf({"ddp", "zero1", "zero2", "fsdp"}),
           "What ranks divide: nothing, masters and moments, gradients too, weights too. Changes no "
           "bit."),

@@ -117,7 +117,10 @@ struct TrainSection {
   int64_t checkpoint_chain = 8;             // incremental ones after a full one
   std::string checkpoint_failure = "warn";  // warn | stop: what a save that fails does
   int64_t keep_checkpoints = 3;
-  int64_t max_group_replacements = 64;  // per step; then the run stops with a clear status
+  double grad_spike_factor = 0;          // of the median of recent norms; 0: nothing is a spike
+  std::string grad_spike = "skip";       // skip | stop | warn: what a spike does
+  std::string not_finite_step = "skip";  // skip | stop: what a step that isn't finite does
+  int64_t max_group_replacements = 64;   // per step; then the run stops with a clear status
 };
 
 struct ScheduleSection {
@@ -143,6 +146,7 @@ struct ClusterSection {
   int64_t min_trainers = 1;            // fewest that go on without the others
   std::string trainer_layout = "ddp";  // ddp | zero1 | zero2 | fsdp: what ranks divide
   bool offload_optimizer = false;      // masters and moments in files of the run's folder
+  int64_t burn_in_ms = 200;            // a trainer's known products before it joins; 0: none
   int64_t trainer_grace_ms = 30000;    // how long a group waits for a lost rank
   int64_t collective_timeout_ms = 60000;
   int64_t relay_fanout = 1;       // generators that each sender of new weights feeds

@@ -10,6 +10,7 @@
 #include "rl/gae.h"
 #include "rl/kl.h"
 #include "rl/mini_batches.h"
+#include "rl/spikes.h"
 #include "rl/staleness.h"
 
 namespace stretto::rl {
@@ -176,6 +177,16 @@ TEST_CASE("staleness goes by the oldest token") {
   CHECK(WithinStaleness(6, 4, 2));
   CHECK_FALSE(WithinStaleness(6, 4, 1));
   CHECK(WithinStaleness(6, 6, 0));
+}
+TEST_CASE("a spike is judged by the median of the newest steps") {
+  std::vector<double> norms(kSpikeMinSteps - 1, 2.0);
+  CHECK(std::isinf(SpikeThreshold(norms, 10)));  // too few
+  norms.push_back(1000);
+  CHECK(SpikeThreshold(norms, 10) == 20);  // one outlier doesn't move it
+  CHECK(std::isinf(SpikeThreshold(norms, 0)));
+  norms.insert(norms.end(), kSpikeWindow, 3.0);  // older ones are forgotten
+  CHECK(SpikeThreshold(norms, 2) == 6);
+  CHECK(SpikeThreshold(std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8}, 1) == 4.5);
 }
 }  // namespace
 }  // namespace stretto::rl

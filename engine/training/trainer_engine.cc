@@ -112,8 +112,9 @@ MicroBatchLimits TrainerEngine::Limits() const {
   return {options_.micro_batch_tokens, options_.max_sequence_length, config().vocab_size};
 }
 
-absl::StatusOr<StepResult> TrainerEngine::Step(const TrainBatch& batch,
-                                               const Objective& objective) {
+absl::StatusOr<StepResult> TrainerEngine::Step(const TrainBatch& batch, const Objective& objective,
+                                               double skip_above_norm) {
+  skip_above_norm_ = skip_above_norm;
   absl::StatusOr<StepResult> result = TakeStep(batch, objective);
   if (!result.ok() && tensor_ != nullptr) tensor_->EndBroken();
   return result;
@@ -305,6 +306,12 @@ absl::Status TrainerEngine::Update(StepResult& result) {
     result.skipped = true;
     result.skip_reason =
         absl::StrCat("not finite: loss ", result.loss, ", gradient norm ", result.grad_norm);
+    return absl::OkStatus();
+  }
+  if (result.grad_norm > skip_above_norm_) {
+    result.skipped = true;
+    result.skip_reason = absl::StrCat("gradient norm ", result.grad_norm, " is a spike (above ",
+                                      skip_above_norm_, ")");
     return absl::OkStatus();
   }
   AdamWStep step;

@@ -10,6 +10,7 @@
 // Not thread-safe; every call blocks.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -61,8 +62,8 @@ struct StepResult {
   int64_t num_trained_tokens = 0;   // completion tokens
   int64_t num_computed_tokens = 0;  // rows through the transformer
   int64_t num_micro_batches = 0;
-  // Set when a gradient was not finite: weights and moments are unchanged, the version is raised
-  // all the same.
+  // Set when a gradient was not finite, or larger than allowed: weights and moments are unchanged,
+  // the version is raised all the same.
   bool skipped = false;
   std::string skip_reason;
   double forward_seconds = 0, objective_seconds = 0, backward_seconds = 0, optimizer_seconds = 0;
@@ -132,8 +133,10 @@ class TrainerEngine {
   // function of the seed. For models trained from nothing.
   absl::Status InitRandom(uint64_t seed, double std = 0.02);
 
-  // One optimizer step. An invalid batch is InvalidArgument and changes nothing.
-  absl::StatusOr<StepResult> Step(const TrainBatch& batch, const Objective& objective);
+  // One optimizer step. An invalid batch is InvalidArgument and changes nothing. A gradient whose
+  // norm is above `skip_above_norm` (the same on all ranks) is skipped like one that isn't finite.
+  absl::StatusOr<StepResult> Step(const TrainBatch& batch, const Objective& objective,
+                                  double skip_above_norm = std::numeric_limits<double>::infinity());
   // Cross-entropy on sequences, with the same machinery.
   absl::StatusOr<StepResult> SupervisedStep(absl::Span<const SupervisedSequence> sequences);
   // Log-probs under the current weights; nothing changes.
@@ -252,6 +255,7 @@ class TrainerEngine {
   std::unique_ptr<TrainingState> state_;
   std::unique_ptr<TrainingPass> pass_;
   TrainerCounters counters_;
-  absl::Status broken_;  // why the state is not that of a finished step
+  double skip_above_norm_ = 0;  // of the step under way
+  absl::Status broken_;         // why the state is not that of a finished step
 };
 }  // namespace stretto::engine

@@ -149,6 +149,7 @@ absl::Status Coordinator::Open() {
   earlier_seconds_ = totals.seconds;
   num_rollouts_ = totals.num_rollouts;
   if (!steps.empty()) last_metrics_ = steps.back().metrics;
+  for (const StepRecord& step : steps) RememberNorm(step);
   const int64_t version = restored.versions.empty() ? 0 : restored.versions.rbegin()->first;
   first_step_ = version;
   if (version > 0) LogInfo("going on after step ", version);

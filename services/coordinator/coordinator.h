@@ -28,6 +28,7 @@
 #include "services/coordinator/core.h"
 #include "services/coordinator/dataset.h"
 #include "services/coordinator/journal.h"
+#include "services/coordinator/rank_health.h"
 #include "services/coordinator/run_clock.h"
 #include "services/coordinator/run_outputs.h"
 #include "stretto/v1/coordinator.pb.h"
@@ -127,6 +128,10 @@ class Coordinator {
   void StepTaken(const TakeStep& asked, const absl::StatusOr<v1::TrainStepResponse>& answer);
   void RecordStep(const TakeStep& asked, const v1::TrainStepResponse& answer);
 
+  double SpikeThreshold(int64_t step) const;
+  void RememberNorm(const StepRecord& step);
+  void JudgeStep(const StepRecord& step);
+
   template <class Command>
   Calls::Target TargetOf(const Command& command) const;
   template <class Command>
@@ -177,6 +182,10 @@ class Coordinator {
   int64_t batch_step_ = -1;
   Calls::Batch batch_;
   std::map<std::string, std::map<std::string, double>> rank_metrics_;
+  RankHealth rank_health_;
+  std::map<int64_t, double> grad_norms_;  // of recorded steps that were not skipped
+  int64_t num_skipped_ = 0;
+  double useful_seconds_ = 0;  // in steps that were recorded, since the start
   std::map<int64_t, double> evals_;
   std::map<std::string, double> last_metrics_;
   uint64_t num_rollouts_ = 0;

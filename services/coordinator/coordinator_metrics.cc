@@ -102,6 +102,19 @@ void Coordinator::PublishRankMetrics() {
     set("stretto_rank_collective_seconds", "Of that, exchanges (overlapped ones included).",
         "collective_seconds");
   }
+  for (const auto& [name, rank] : rank_health_.ranks()) {
+    const Labels labels = {{"rank", name}};
+    metrics.gauge("stretto_rank_compute_seconds", "Of the last step, without exchanges.", labels)
+        .Set(rank.compute_seconds);
+    metrics
+        .gauge("stretto_rank_grad_norm",
+               "Of the loss, by the log-probs of the rank's own tokens of the last step.", labels)
+        .Set(rank.grad_norm);
+    metrics.gauge("stretto_rank_slow", "1: computes slower than the others.", labels)
+        .Set(rank.is_slow ? 1 : 0);
+    metrics.gauge("stretto_rank_large_gradients", "1: gradients unlike the others'.", labels)
+        .Set(rank.has_large_gradients ? 1 : 0);
+  }
 }
 
 void Coordinator::PublishMetrics() {
@@ -118,6 +131,13 @@ void Coordinator::PublishMetrics() {
       .Set(static_cast<double>(core_->num_without_signal()));
   metrics.gauge("stretto_stale_groups", "Groups generated again because they became too old.")
       .Set(static_cast<double>(core_->num_stale_dropped()));
+  metrics.gauge("stretto_skipped_steps", "Steps of the run that changed nothing.")
+      .Set(static_cast<double>(num_skipped_));
+  metrics
+      .gauge("stretto_goodput",
+             "Share of the time since the coordinator started that went into steps which count: "
+             "what is repeated, lost or waited for doesn't.")
+      .Set(useful_seconds_ / std::max(SessionSeconds(), 1e-9));
   PublishRankMetrics();
   PublishBalance();
   std::map<std::string, int> num_live = {{"generator", 0}, {"scorer", 0}, {"trainer", 0}};

@@ -1,6 +1,7 @@
 // The loop's hands: records into the journal, commands to members, answers back to the core.
 #include <cmath>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "services/common/log.h"
@@ -313,6 +314,10 @@ void Coordinator::Do(const TakeStep& command) {
     Post([this, command, status = groups.status()] { StepTaken(command, status); });
     return;
   }
+  const double threshold = SpikeThreshold(command.step);
+  if (config_.train.grad_spike != "warn" && std::isfinite(threshold)) {
+    header.set_skip_above_norm(threshold);
+  }
   header.set_num_groups(static_cast<uint32_t>((*groups)->size()));
   calls_->TrainStep(TargetOf(command), std::move(header), *std::move(groups),
                     [this, command](const absl::StatusOr<v1::TrainStepResponse>& answer) {
@@ -357,9 +362,14 @@ void Coordinator::RecordStep(const TakeStep& asked, const v1::TrainStepResponse&
       StepMetrics(batch, asked.step - 1, {answer.metrics().begin(), answer.metrics().end()},
                   {.step_seconds = seconds, .train_seconds = answer.seconds()});
   if (config_.algorithm.kl_coef > 0) step.metrics["kl_coef"] = asked.kl_coef;
-  if (answer.skipped()) {
-    Tell(absl::StrCat("step ", asked.step, " changed nothing: ", answer.skip_reason()));
-    LogWarning(events_.back());
+  std::erase_if(step.metrics, [](const auto& m) { return absl::StartsWith(m.first, "rank_"); });
+  useful_seconds_ += answer.seconds();
+  step.metrics["goodput"] = useful_seconds_ / std::max(SessionSeconds(), 1e-9);
+  if (answer.skipped()) step.metrics["skipped"] = 1;
+  JudgeStep(step);
+  RememberNorm(step);
+  for (const std::string& note : rank_health_.Add(asked.step, rank_metrics_)) {
+    Record(RecordEvent{note});
   }
   balance_.Trained(config_.train.prompts_per_step * config_.rollout.group_size, answer.seconds());
   journal_->WriteStep(step, core_->kl_coef());

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_split.h"
 #include "base/testing.h"
+#include "services/coordinator/rank_health.h"
 #include "services/coordinator/run_outputs.h"
 #include "services/coordinator/step_metrics.h"
 
@@ -77,6 +78,30 @@ TEST_CASE("outputs are written and can be read") {
       Files::Real().ReadAll(JoinPath(dir.File("tensorboard"), names[0])).value();
   CHECK(events.find("step/loss") != std::string::npos);
   CHECK(events.find("eval/score") != std::string::npos);
+}
+TEST_CASE("a rank that is slower than the others, or has other gradients, is named once") {
+  RankHealth health;
+  const auto step = [&](int64_t number, double seconds_of_b, double norm_of_c) {
+    const auto rank = [](double seconds, double norm) {
+      return RankHealth::Metrics{
+          {"train_seconds", 10}, {"collective_seconds", 10 - seconds}, {"rank_grad_norm", norm}};
+    };
+    return health.Add(
+        number, {{"a", rank(1, 1)}, {"b", rank(seconds_of_b, 1)}, {"c", rank(1.1, norm_of_c)}});
+  };
+  CHECK(step(1, 3, 1).empty());  // a slow step happens
+  CHECK(step(2, 3, 1).empty());
+  const auto notes = step(3, 3, 1);
+  REQUIRE(notes.size() == 1);
+  CHECK(notes[0] == "b is slow: it computed 3.00 s of step 3, the others' median is 1.10 s");
+  CHECK(health.ranks().at("b").is_slow);
+  CHECK(step(4, 3, 1).empty());
+  CHECK(step(5, 1, 1).empty());
+  CHECK_FALSE(health.ranks().at("b").is_slow);
+  REQUIRE(step(6, 1, 50).size() == 1);
+  CHECK(health.ranks().at("c").has_large_gradients);
+  CHECK(step(7, 1, 1).empty());
+  REQUIRE(step(8, 1, std::nan("")).size() == 1);
 }
 }  // namespace
 }  // namespace stretto::services

@@ -2,7 +2,9 @@
 #include <memory>
 
 #include "base/status.h"
+#include "engine/device/burn_in.h"
 #include "grpcpp/impl/service_type.h"
+#include "services/common/log.h"
 #include "services/common/service_main.h"
 #include "services/common/weights_rpc.h"
 #include "services/trainer/trainer_service.h"
@@ -22,9 +24,11 @@ class TrainerProgram final : public Service {
     const int64_t threads =
         context.flags.threads > 0 ? context.flags.threads : run.cluster.trainer_threads;
     ASSIGN_OR_RETURN(host_, OpenModelHost(OptionsOfRun(run, static_cast<int>(threads))));
+    ASSIGN_OR_RETURN(const double ceiling, CheckMachine(run, *context.metrics));
     seat_ = std::make_unique<GroupSeat>(context.flags.bind);
     ASSIGN_OR_RETURN(trainer_, PolicyTrainer::Open(run, host_.get(), context.metrics, seat_.get(),
                                                    Files::Real()));
+    trainer_->SetMatrixCeiling(ceiling);
     service_ = MakeTrainerService(trainer_.get(), seat_.get(), host_.get(), context.fence);
     weights_ = ProvideStore(&trainer_->store(), [this](int64_t number) {
       trainer_->delta_encoder().WaitFor(number, kWaitForDeltaMs);
@@ -63,6 +67,24 @@ class TrainerProgram final : public Service {
   }
 
  private:
+  // A machine that computes wrong doesn't join. What its products reach; 0: not measured.
+  absl::StatusOr<double> CheckMachine(const RunConfig& run, Metrics& metrics) {
+    if (run.cluster.burn_in_ms == 0) return 0.0;
+    const auto result = engine::BurnIn(
+        {.backend = run.cluster.backend, .num_threads = host_->device->num_threads()}, host_->dtype,
+        {.seconds = static_cast<double>(run.cluster.burn_in_ms) * 1e-3});
+    if (!result.ok()) {
+      return Annotate(result.status(), "burn-in: this trainer doesn't join");
+    }
+    LogInfo("burn-in: ", result->num_products, " products came out right, ", result->flops * 1e-9,
+            " GFLOP/s");
+    metrics
+        .gauge("stretto_trainer_matrix_ceiling_flops",
+               "Operations a second that this machine's products reach, measured at the start.")
+        .Set(result->flops);
+    return result->flops;
+  }
+
   std::unique_ptr<ModelHost> host_;
   std::unique_ptr<GroupSeat> seat_;
   std::unique_ptr<PolicyTrainer> trainer_;

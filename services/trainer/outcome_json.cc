@@ -11,8 +11,10 @@ namespace stretto::services {
 namespace {
 using nlohmann::json;
 
+// Of what depends on the machine and the moment, or on the rank.
 bool IsTiming(const std::string& name) {
-  return absl::EndsWith(name, "seconds") || absl::EndsWith(name, "per_second");
+  return name == "mfu" || absl::StartsWith(name, "rank_") || absl::EndsWith(name, "seconds") ||
+         absl::EndsWith(name, "per_second");
 }
 
 json ToJson(const StepOutcome& outcome) {

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "engine/formats/export_hf.h"
 #include "services/common/log.h"
+#include "services/common/member_client.h"
 
 namespace stretto::services {
 using engine::Parameter;
@@ -199,7 +200,8 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   const StepObjective step_objective(objective, request.batch, request.base_version,
                                      divides ? AdvantageDivisor(request.batch) : 1.0);
   const double collective_seconds = CollectiveSeconds(group_.get());
-  ASSIGN_OR_RETURN(const engine::StepResult result, engine_->Step(request.batch, step_objective));
+  ASSIGN_OR_RETURN(const engine::StepResult result,
+                   engine_->Step(request.batch, step_objective, request.skip_above_norm));
   ASSIGN_OR_RETURN(const StepSums sums, SumsOfAll(request, step_objective));
   const auto& mismatch = step_objective.first_mismatch();
   if (mismatch.has_value() && run_.schedule.numerics == "exact") {
@@ -238,12 +240,28 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   outcome.metrics["backward_seconds"] = result.backward_seconds;
   outcome.metrics["optimizer_seconds"] = result.optimizer_seconds;
   outcome.metrics["publish_seconds"] = SecondsSince(publish_ns);
+  outcome.metrics["rank_grad_norm"] = step_objective.grad_norm();
   outcome.metrics["collective_seconds"] = CollectiveSeconds(group_.get()) - collective_seconds;
   outcome.seconds = SecondsSince(start_ns);
   outcome.metrics["train_seconds"] = outcome.seconds;
+  if (matrix_ceiling_ > 0) outcome.metrics["mfu"] = Utilization(result, outcome.seconds);
   outcome.metrics["train_tokens_per_second"] =
       static_cast<double>(result.num_computed_tokens) / std::max(outcome.seconds, 1e-9);
   return outcome;
+}
+
+// The share of the machine's matrix throughput (of all ranks' machines, taken to be alike) that a
+// step's products are: six operations for each weight and token that it is multiplied with, four
+// for one that is frozen. Attention is left out.
+double PolicyTrainer::Utilization(const engine::StepResult& result, double seconds) const {
+  const engine::ModelConfig& c = engine_->config();
+  const auto head = static_cast<double>(c.vocab_size * c.hidden_size);
+  const double body = static_cast<double>(engine_->num_parameters()) - head;
+  const double per_weight = engine_->options().lora ? 4 : 6;
+  const double flops = per_weight * (body * static_cast<double>(result.num_computed_tokens) +
+                                     head * static_cast<double>(result.num_trained_tokens));
+  const double num_ranks = group_ == nullptr ? 1 : group_->size();
+  return flops / (num_ranks * matrix_ceiling_ * std::max(seconds, 1e-9));
 }
 
 void PolicyTrainer::Report(const StepOutcome& outcome) {
@@ -251,6 +269,10 @@ void PolicyTrainer::Report(const StepOutcome& outcome) {
     metrics_->gauge(absl::StrCat("stretto_trainer_", name), "Of the last step.").Set(value);
   }
   ReportQuantizationGap(outcome);
+  metrics_->counter("stretto_trainer_skipped_steps_total", "Steps that changed nothing.")
+      .Add(outcome.skipped ? 1 : 0);
+  metrics_->gauge("stretto_trainer_peak_memory_bytes", "Resident in this process at most, so far.")
+      .Set(static_cast<double>(PeakRssBytes()));
   metrics_->gauge("stretto_policy_version", "Policy version in use.")
       .Set(static_cast<double>(outcome.version));
   const auto metric = [&outcome](const char* name) {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -34,6 +35,8 @@ struct StepRequest {
   std::string base_hash;     // empty: not checked
   uint64_t group_epoch = 0;  // 0: a trainer that is alone
   absl::optional<double> kl_coef;
+  // A gradient with a larger norm changes nothing.
+  double skip_above_norm = std::numeric_limits<double>::infinity();
   engine::TrainBatch batch;
   double reward_mean = 0, reward_std = 0;  // of the batch's completions, for the metrics
 };
@@ -85,6 +88,9 @@ class PolicyTrainer {
                                                              const ModelHost* host,
                                                              Metrics* metrics, GroupSeat* seat,
                                                              Files& files);
+  // Multiply-adds (two operations each) a second that this machine's products reach, for the
+  // utilization of it that steps are reported with. 0: unknown. Before the first step.
+  void SetMatrixCeiling(double flops) { matrix_ceiling_ = flops; }
 
   // Joins a group for which the seat has been prepared, once the step under way has ended: what was
   // done in an earlier group is given up, and the newest checkpoint restored, the same on all
@@ -135,6 +141,8 @@ class PolicyTrainer {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   absl::StatusOr<StepSums> SumsOfAll(const StepRequest& request, const StepObjective& objective)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  double Utilization(const engine::StepResult& result, double seconds) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   void Report(const StepOutcome& outcome);
   void ReportGroup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   void ReportQuantizationGap(const StepOutcome& outcome);
@@ -145,6 +153,7 @@ class PolicyTrainer {
   Metrics* metrics_;
   GroupSeat* seat_;
   Files& files_;
+  double matrix_ceiling_ = 0;
   engine::WeightsStore store_;
   DeltaEncoder encoder_;
 

@@ -60,6 +60,7 @@ void StepObjective::Evaluate(const engine::ObjectiveInput& input,
     }
     Compare(input.completions[i], in.logprobs_T);
   }
+  for (const float d : output.d_logprobs) state_.squared_gradients += double{d} * d;
 }
 
 // The engine skips a step whose loss is not a number.

@@ -3,6 +3,7 @@
 // those of the generator, which names the first such token.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -55,6 +56,8 @@ class StepObjective final : public engine::Objective {
                 engine::ObjectiveOutput& output) const override;
 
   const StepSums& step() const { return state_.step; }
+  // Of the loss, by the log-probs of the tokens that were seen here.
+  double grad_norm() const { return std::sqrt(state_.squared_gradients); }
   rl::LossSums sums() const { return state_.step.Total(); }
   const absl::optional<Mismatch>& first_mismatch() const { return state_.first_mismatch; }
   // What the objective refused first: group, sequence (the completion's index), token and input.
@@ -65,6 +68,7 @@ class StepObjective final : public engine::Objective {
   struct State {
     StepSums step;
     absl::optional<Mismatch> first_mismatch;
+    double squared_gradients = 0;
   };
   void Refuse(const engine::CompletionRef& ref, const absl::Status& status,
               engine::ObjectiveOutput& output) const;

@@ -180,6 +180,7 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
     request.base_hash = header.base_version().hash();
     request.group_epoch = header.group_epoch();
     if (header.has_kl_coef()) request.kl_coef = header.kl_coef();
+    if (header.has_skip_above_norm()) request.skip_above_norm = header.skip_above_norm();
     ASSIGN_OR_RETURN(const absl::optional<StepOutcome> taken, trainer_->Look(request));
     if (taken.has_value()) {
       ToProto(*taken, response);

@@ -92,7 +92,7 @@ TestRun::TestRun(const TestRunOptions& options) {
                    options.algorithm, options.rewards, options.schedule,
                    "cluster: {backend: ", options.backend,
                    ", heartbeat_ms: 50, kv_cache_mb: 16, generator_threads: 1, "
-                   "trainer_threads: 1, scorer_threads: 1",
+                   "trainer_threads: 1, scorer_threads: 1, burn_in_ms: 10",
                    options.cluster.empty() ? "" : ", ", options.cluster, "}\n"));
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/files.h"
 #include "base/philox.h"
 #include "nlohmann/json.hpp"
@@ -474,6 +475,42 @@ TEST_CASE("checkpoints that can't be written are told of, or end the run") {
     REQUIRE_OK(Files::Real().RemoveAll(latest));
     CHECK(cluster.FinalHash() == HashAlone());
   }
+}
+
+TEST_CASE("a gradient that spikes changes nothing, on all ranks alike, or ends the run") {
+  // Every gradient is one, as soon as there are enough steps to compare with.
+  constexpr char kFactor[] = "train.grad_spike_factor=0.01";
+  std::string hash;
+  for (const int num_trainers : {1, 2}) {
+    Cluster cluster(num_trainers, {kFactor});
+    cluster.StartAll();
+    if (num_trainers == 2) {  // a step taken again is judged alike
+      cluster.AwaitStep(10);
+      cluster.Of("trainer-1").Kill();
+      cluster.Start("trainer-1");
+    }
+    const std::string end = cluster.FinalHash();
+    if (num_trainers == 1) hash = end;
+    CHECK(end == hash);
+    const std::string lines =
+        Files::Real().ReadAll(cluster.run_dir() + "/metrics.jsonl").value_or("");
+    INFO(lines);
+    const std::vector<std::string> steps = absl::StrSplit(lines, '\n', absl::SkipEmpty());
+    REQUIRE(steps.size() == kSteps);
+    for (int step = 1; step <= kSteps; ++step) {
+      const json line = json::parse(steps[static_cast<size_t>(step) - 1], nullptr, false);
+      const bool is_skipped = step > 8;
+      CHECK(line.contains("skip_reason") == is_skipped);
+      CHECK(line.contains("skipped") == is_skipped);
+      CHECK(line["mfu"].is_number());
+    }
+    CHECK(cluster.Of("coordinator").Log().find("step 9 changed nothing: gradient norm") !=
+          std::string::npos);
+  }
+  Cluster stops(1, {kFactor, "train.grad_spike=stop"});
+  stops.StartAll();
+  CHECK(stops.Of("coordinator").WaitForExit(kRunTimeoutMs) == 3);
+  CHECK(stops.Of("coordinator").Log().find("(train.grad_spike: stop;") != std::string::npos);
 }
 
 TEST_CASE("ranks and leaves that don't fit are refused where they stand") {
