@@ -41,23 +41,23 @@ size_t Count(const std::string& text, const std::string& part) {
 
 TEST_CASE("a run goes up, shows its steps, and ends by itself; a killed member comes back") {
   const TestRun run(Options());
-  Process up = Up(run, "up", {"train.steps=12", "train.checkpoint_every=4"});
+  Process up = Up(run, "up", {"train.steps=200", "train.checkpoint_every=40"});
   REQUIRE(Eventually([&] { return Count(up.Log(), "\nstep ") >= 2; }, 60000));
   ::kill(std::stoi(run.MemberField("generator-0", "pid")), SIGKILL);
   CHECK(up.WaitForExit(kTimeoutMs) == 0);
   const std::string log = up.Log();
   INFO(log);
-  CHECK(log.find("step 12/12") != std::string::npos);
+  CHECK(log.find("step 200/200") != std::string::npos);
   CHECK(Count(log, "starting it again") == 1);
   CHECK(log.find("Resuming") == std::string::npos);
   CHECK(log.find("has not been heard of") == std::string::npos);
   CHECK(Summary(run)["state"] == "done");
-  CHECK(Summary(run)["steps"] == 12);
+  CHECK(Summary(run)["steps"] == 200);
 }
 
 TEST_CASE("people can talk to the policy in training, which changes nothing in the run") {
   const auto train = [](const TestRun& run, int http_port) {
-    Process up = Up(run, "up", {"train.steps=20", absl::StrCat("cluster.http_port=", http_port)});
+    Process up = Up(run, "up", {"train.steps=100", absl::StrCat("cluster.http_port=", http_port)});
     if (http_port >= 0) {
       const std::string address = absl::StrCat("http://127.0.0.1:", http_port, "/v1");
       const bool told = Eventually([&] { return Count(up.Log(), address) == 1; }, 60000);
@@ -83,14 +83,14 @@ TEST_CASE("people can talk to the policy in training, which changes nothing in t
 TEST_CASE("an interrupted run resumes; with other settings it is refused") {
   const TestRun run(Options());
   {
-    Process up = Up(run, "first", {"train.steps=40"});
+    Process up = Up(run, "first", {"train.steps=400"});
     REQUIRE(Eventually([&] { return Count(up.Log(), "\nstep ") >= 2; }, 60000));
     up.Signal(SIGINT);
     CHECK(up.WaitForExit(kTimeoutMs) == 0);
   }
   const int64_t steps = Summary(run)["steps"];
   CHECK(steps >= 2);
-  Process other = Up(run, "other", {"train.steps=40", "train.lr=0.5"});
+  Process other = Up(run, "other", {"train.steps=400", "train.lr=0.5"});
   CHECK(other.WaitForExit(kTimeoutMs) == 1);
   CHECK(other.Log().find("is `lr: 0.5`") != std::string::npos);
   Process again = Up(run, "again", {absl::StrCat("train.steps=", steps + 2)});
@@ -131,7 +131,7 @@ TEST_CASE("a reward service that nobody runs is named before anything starts") {
 
 TEST_CASE("a pause outlives the coordinator") {
   const TestRun run(Options());
-  Process up = Up(run, "up", {"train.steps=200", "train.checkpoint_every=0"});
+  Process up = Up(run, "up", {"train.steps=2000", "train.checkpoint_every=0"});
   REQUIRE(Eventually([&] { return Count(up.Log(), "\nstep ") >= 2; }, 60000));
   Process pause("stretto", {"status", run.run_dir(), "--pause"}, run.LogOf("pause"));
   REQUIRE(pause.WaitForExit(kTimeoutMs) == 0);
