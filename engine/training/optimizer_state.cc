@@ -44,7 +44,8 @@ class OptimizerState::File {
   static absl::StatusOr<std::unique_ptr<File>> Create(const std::string& folder,
                                                       const std::string& name, size_t bytes) {
     RETURN_IF_ERROR(Files::Real().MakeDirs(folder));
-    // Ranks may share the folder, from one process or from hosts whose process ids are equal.
+    // Ranks may share the folder, from one process or from hosts whose process ids are equal:
+    // mkostemp puts what no other name has in place of the six letters.
     std::string path = JoinPath(folder, absl::StrCat(name, ".XXXXXX"));
     const int fd = ::mkostemp(path.data(), O_CLOEXEC);
     if (fd < 0) return Error("open", path, errno);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "engine/collectives/agree.h"
 #include "engine/collectives/socket.h"
 #include "engine/training/trainer_engine.h"
 #include "engine/training/tree_hash.h"
@@ -43,33 +44,6 @@ std::string HashOf(const TrainBatch& batch, const TrainerCounters& counters,
   }
   const std::string& text = w.text();
   return HashBytes({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-}
-
-// Every rank's message, by rank.
-absl::StatusOr<std::vector<std::string>> GatherMessages(Communicator& group,
-                                                        const std::string& mine) {
-  std::vector<int64_t> sizes(group.size());
-  const auto size = static_cast<int64_t>(mine.size());
-  RETURN_IF_ERROR(
-      group.AllGather({reinterpret_cast<const uint8_t*>(&size), sizeof(size)},
-                      {reinterpret_cast<uint8_t*>(sizes.data()), sizes.size() * sizeof(int64_t)}));
-  int64_t total = 0;
-  for (const int64_t s : sizes) total += s;
-  std::string all(static_cast<size_t>(total), '\0');
-  CollectiveCall call;
-  call.kind = CollectiveKind::kAllGather;
-  call.counts = sizes;
-  call.num_elements = size;
-  call.input = mine.data();
-  call.output = all.data();
-  RETURN_IF_ERROR(group.Start(std::move(call)).Wait());
-  std::vector<std::string> messages;
-  size_t begin = 0;
-  for (const int64_t s : sizes) {
-    messages.push_back(all.substr(begin, static_cast<size_t>(s)));
-    begin += static_cast<size_t>(s);
-  }
-  return messages;
 }
 
 void Add(MessageWriter& w, double value) {
@@ -151,7 +125,7 @@ bool Join(const LeafPlan& plan, const SumNode& node, std::map<int64_t, StepResul
 absl::Status TrainerEngine::AgreeOn(const TrainBatch& batch) {
   if (world_ == nullptr || world_->size() == 1) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::vector<std::string> hashes,
-                   GatherMessages(*world_, HashOf(batch, counters_, options_)));
+                   GatherTexts(*world_, HashOf(batch, counters_, options_)));
   std::map<std::string, int> votes;
   for (const std::string& h : hashes) ++votes[h];
   if (votes.size() == 1) return absl::OkStatus();
@@ -171,7 +145,7 @@ absl::StatusOr<StepResult> TrainerEngine::JoinResults(const LeafPlan& plan, Leaf
     MessageWriter w;
     w.Add(static_cast<int64_t>(results.size()));
     for (const auto& [leaf, result] : results) Write(w, leaf, result);
-    ASSIGN_OR_RETURN(const std::vector<std::string> messages, GatherMessages(*group_, w.text()));
+    ASSIGN_OR_RETURN(const std::vector<std::string> messages, GatherTexts(*group_, w.text()));
     for (int r = 0; r < group_->size(); ++r) {
       MessageReader reader(messages[r]);
       const int64_t count = reader.Integer();
