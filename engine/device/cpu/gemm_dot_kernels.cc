@@ -175,16 +175,9 @@ STRETTO_DOT void DispatchRows(const Tile& t, bool dot) {
 STRETTO_DOT void RowTilesOf(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,
                             const bool* dots, bool int8) {
   Tile t = first;
-  const int64_t lines = t.k * PairBytes(int8) / 2 / kLineBytes / 2;  // that one tile fetches
-  int64_t line = 0, panel = 0;
+  FetchAhead fetch(ahead, t.k * PairBytes(int8) / 2 / kLineBytes / 2);
   for (int64_t i = 0; i < tiles.count; ++i) {
-    t.ahead = panel < ahead.num_panels ? ahead.begin + panel * ahead.panel_bytes + line * kLineBytes
-                                       : nullptr;
-    line += lines;
-    if (line >= ahead.num_lines) {
-      line = 0;
-      ++panel;
-    }
+    t.ahead = fetch.Next();
     t.rows = tiles.Size(i);
     int8 ? DispatchRows<true>(t, dots[i]) : DispatchRows<false>(t, dots[i]);
     t.a += t.rows * t.k;

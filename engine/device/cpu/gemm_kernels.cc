@@ -248,16 +248,9 @@ HWY_INLINE void DispatchRowTiles(Tile& t, const RowTiles& tiles, const PanelsAhe
     if constexpr (kRows > 1) DispatchRowTiles<kFma, kBf16, kRows - 1>(t, tiles, ahead);
     return;
   }
-  const int64_t lines = t.k / kKPerLine;  // that one tile fetches
-  int64_t line = 0, panel = 0;
+  FetchAhead fetch(ahead, t.k / kKPerLine);
   for (int64_t i = 0; i < tiles.count; ++i) {
-    t.ahead = panel < ahead.num_panels ? ahead.begin + panel * ahead.panel_bytes + line * kLineBytes
-                                       : nullptr;
-    line += lines;
-    if (line >= ahead.num_lines) {
-      line = 0;
-      ++panel;
-    }
+    t.ahead = fetch.Next();
     if (tiles.Size(i) == kRows) {
       NextTile<kFma, kBf16, kRows>(t);
     } else if constexpr (kRows > 1) {

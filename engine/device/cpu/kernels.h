@@ -102,6 +102,28 @@ struct PanelsAhead {
   ptrdiff_t panel_bytes = 0;
 };
 
+// Deals them out: `lines_a_tile` lines each, nullptr when all are fetched.
+class FetchAhead {
+ public:
+  FetchAhead(const PanelsAhead& panels, int64_t lines_a_tile)
+      : panels_(panels), lines_a_tile_(lines_a_tile) {}
+  const char* Next() {
+    const char* at = panel_ < panels_.num_panels
+                         ? panels_.begin + panel_ * panels_.panel_bytes + line_ * kLineBytes
+                         : nullptr;
+    line_ += lines_a_tile_;
+    if (line_ >= panels_.num_lines) {
+      line_ = 0;
+      ++panel_;
+    }
+    return at;
+  }
+
+ private:
+  const PanelsAhead& panels_;
+  int64_t lines_a_tile_, line_ = 0, panel_ = 0;
+};
+
 struct GemmKernels {
   int max_rows = 1;
   int panels_at_once = 1;  // that a tile of max_rows shares its loads of A among
@@ -182,7 +204,12 @@ struct SoftmaxStats {
 
 struct SoftmaxKernels {
   SoftmaxStats (*stats)(const float* x, int64_t n, float inv_temperature, bool entropy) = nullptr;
-  // x[j] = inv_temperature · (d_logprob · ([j = target] − p_j) − d_entropy · p_j · (log p_j + H))
+  // The largest x[j] · inv_temperature.
+  float (*max)(const float* x, int64_t n, float inv_temperature) = nullptr;
+  // sums[0] = Σ e, sums[1] = Σ e·z with z = x · inv_temperature − max and e = exp(z).
+  void (*sums)(float* sums, const float* x, int64_t n, float inv_temperature, float max) = nullptr;
+  // x[j] = inv_temperature · (d_logprob · ([j = target] − p_j) − d_entropy · p_j · (log p_j + H));
+  // outside of [0, n), the target is in another part of the vocabulary.
   void (*log_probs_backward)(float* x, int64_t n, float inv_temperature, const SoftmaxStats& stats,
                              int64_t target, float d_logprob, float d_entropy) = nullptr;
   // e[j] = exp(x[j] · inv_temperature − max), and for every kSumBlock elements their sum (16

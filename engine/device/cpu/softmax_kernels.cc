@@ -22,28 +22,46 @@ HWY_INLINE float MaxScaled(const float* x, int64_t n, const F16& factor) {
   return MaxOf(m);
 }
 
+float Max(const float* x, int64_t n, float inv_temperature) {
+  return MaxScaled(x, n, Set16(inv_temperature));
+}
+
+// Σ e into sums[0] and, where it is wanted, Σ e·z into sums[1].
+template <bool kFma>
+HWY_INLINE void AddUp(float* sums, const float* x, int64_t n, const F16& factor, float max,
+                      bool weigh) {
+  const F16 m = Set16(max);
+  const V zero = hn::Zero(D());
+  F16 sum = Set16(0.0f), weighted = Set16(0.0f);
+  for (int64_t i = 0; i < n; i += 16) {
+    const F16 z = Sub16(Mul16(LoadUpTo16(x, i, n, kMinusInfinity), factor), m);
+    const F16 e = Exp16<kFma>(z);
+    sum = Add16(sum, e);
+    if (!weigh) continue;
+    for (int j = 0; j < kVectors; ++j) {
+      // Where e is 0 the term is 0, even if the logit is minus infinity.
+      const V term = hn::IfThenZeroElse(hn::Eq(e.v[j], zero), z.v[j]);
+      weighted.v[j] = MultiplyAdd<kFma>(e.v[j], term, weighted.v[j]);
+    }
+  }
+  sums[0] = SumTree(sum);
+  if (weigh) sums[1] = SumTree(weighted);
+}
+
+template <bool kFma>
+void Sums(float* sums, const float* x, int64_t n, float inv_temperature, float max) {
+  AddUp<kFma>(sums, x, n, Set16(inv_temperature), max, true);
+}
+
 template <bool kFma>
 SoftmaxStats Stats(const float* x, int64_t n, float inv_temperature, bool entropy) {
   const F16 factor = Set16(inv_temperature);
   SoftmaxStats stats;
   stats.max = MaxScaled(x, n, factor);
-  const F16 max = Set16(stats.max);
-  const V zero = hn::Zero(D());
-  F16 sum = Set16(0.0f), weighted = Set16(0.0f);
-  for (int64_t i = 0; i < n; i += 16) {
-    const F16 shifted = Sub16(Mul16(LoadUpTo16(x, i, n, kMinusInfinity), factor), max);
-    const F16 e = Exp16<kFma>(shifted);
-    sum = Add16(sum, e);
-    if (!entropy) continue;
-    for (int j = 0; j < kVectors; ++j) {
-      // Where e is 0 the term is 0, even if the logit is minus infinity.
-      const V term = hn::IfThenZeroElse(hn::Eq(e.v[j], zero), shifted.v[j]);
-      weighted.v[j] = MultiplyAdd<kFma>(e.v[j], term, weighted.v[j]);
-    }
-  }
-  const float total = SumTree(sum);
-  stats.log_sum = LogOf<kFma>(total);
-  if (entropy) stats.entropy = stats.log_sum - SumTree(weighted) / total;
+  float sums[2] = {};
+  AddUp<kFma>(sums, x, n, factor, stats.max, entropy);
+  stats.log_sum = LogOf<kFma>(sums[0]);
+  if (entropy) stats.entropy = stats.log_sum - sums[1] / sums[0];
   return stats;
 }
 
@@ -66,7 +84,7 @@ void LogProbsBackward(float* x, int64_t n, float inv_temperature, const SoftmaxS
     }
     StoreUpTo16(Mul16(Sub16(Set16(0.0f), Mul16(p, slope)), factor), x, i, n);
   }
-  x[target] += d_logprob * inv_temperature;
+  if (target >= 0 && target < n) x[target] += d_logprob * inv_temperature;
 }
 
 template <bool kFma>
@@ -138,9 +156,15 @@ void AttentionBackwardRow(float* e, float* d_p, float sum, float delta, float sc
 
 template <bool kFma>
 struct SoftmaxTable {
-  static constexpr SoftmaxKernels kTable = {
-      Stats<kFma>, LogProbsBackward<kFma>, Exponentials<kFma>, Log<kFma>, AttentionSoftmax<kFma>,
-      Divide,      AttentionBackwardRow};
+  static constexpr SoftmaxKernels kTable = {Stats<kFma>,
+                                            Max,
+                                            Sums<kFma>,
+                                            LogProbsBackward<kFma>,
+                                            Exponentials<kFma>,
+                                            Log<kFma>,
+                                            AttentionSoftmax<kFma>,
+                                            Divide,
+                                            AttentionBackwardRow};
 };
 constexpr SoftmaxKernels kSoftmaxTwoRoundings = SoftmaxTable<false>::kTable;
 constexpr SoftmaxKernels kSoftmaxFused = SoftmaxTable<kHaveFma>::kTable;

@@ -1,18 +1,11 @@
 #include "engine/device/cpu/vocabulary_leaves.h"
 
 namespace stretto::engine::cpu {
-namespace {
-const VocabularyLeafKernels& LeafKernels(const Kernels& kernels) {
-  return *GetVocabularyLeafKernels(kernels.set, kernels.fma);
-}
-}  // namespace
-
 void ComputeVocabularyMax(const Kernels& kernels, ThreadPool& pool, const Tensor& max_T,
                           const Tensor& logits_TV, float temperature) {
   const float inv = 1.0f / temperature;
   pool.ParallelFor(logits_TV.rows, [&](int64_t t) {
-    MutableF32Row(max_T, 0)[t] =
-        LeafKernels(kernels).max(F32Row(logits_TV, t), logits_TV.cols, inv);
+    MutableF32Row(max_T, 0)[t] = kernels.softmax->max(F32Row(logits_TV, t), logits_TV.cols, inv);
   });
 }
 
@@ -24,7 +17,7 @@ void ComputeVocabularySums(const Kernels& kernels, ThreadPool& pool,
     const float* logits = F32Row(args.logits_TV, t);
     const float max = F32Row(args.max_T, 0)[t];
     float* sums = MutableF32Row(args.sums_T3, t);
-    LeafKernels(kernels).sums(sums, logits, n, inv, max);
+    kernels.softmax->sums(sums, logits, n, inv, max);
     const int64_t target = Ints(args.targets_T)[t] - args.first_id;
     sums[2] = target >= 0 && target < n ? logits[target] * inv - max : 0.0f;
   });
@@ -54,8 +47,7 @@ void ComputeVocabularyBackward(const Kernels& kernels, ThreadPool& pool,
     const float d_entropy = args.d_entropy_T ? F32Row(args.d_entropy_T, 0)[t] : 0.0f;
     float* x = MutableF32Row(args.logits_TV, t);
     const int64_t target = Ints(args.targets_T)[t] - args.first_id;
-    LeafKernels(kernels).backward(x, n, inv, stats, d_logprob, d_entropy);
-    if (target >= 0 && target < n) x[target] += d_logprob * inv;
+    kernels.softmax->log_probs_backward(x, n, inv, stats, target, d_logprob, d_entropy);
   });
 }
 }  // namespace stretto::engine::cpu
