@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/philox.h"
 #include "base/testing.h"
 #include "engine/constrain/constraint.h"
@@ -382,7 +383,7 @@ TEST_CASE("masks allow the tokens whose bytes lead on, no others") {
   CHECK((mask->Allows('c') && mask->Allows('d')));
 
   int num_made = 0;
-  ConstraintCache cache([&] { return ++num_made, trie; }, 2);
+  ConstraintCache cache([&] { return ++num_made, trie; }, {.capacity = 2});
   CHECK(num_made == 0);
   const auto get = [&](const char* text) {
     return *cache.Get({ConstraintSpec::Kind::kRegex, text});
@@ -393,17 +394,60 @@ TEST_CASE("masks allow the tokens whose bytes lead on, no others") {
   (void)get("a");
   (void)get("c");
   CHECK(get("a") == first);  // "b" was the one to go
-  CHECK(!cache.Get({ConstraintSpec::Kind::kRegex, "("}).ok());
+  // What can't be compiled is remembered too, beside the others: the same message, not one like it.
+  const auto refused = cache.Get({ConstraintSpec::Kind::kRegex, "("}).status();
+  CHECK(!refused.ok());
+  const auto again = cache.Get({ConstraintSpec::Kind::kRegex, "("}).status();
+  CHECK(again.message().data() == refused.message().data());
+  CHECK(get("a") == first);
   CHECK(num_made == 1);
 }
 
 // The mutexes of Debian's Abseil are unknown to ThreadSanitizer, which would see races in every
 // use.
 #ifndef __SANITIZE_THREAD__
+TEST_CASE("who waits for a constraint waits in a short line, and may leave it") {
+  absl::Notification reached, go_on;
+  std::vector<std::string> bytes(256);
+  for (int i = 0; i < 256; ++i) bytes[static_cast<size_t>(i)] += static_cast<char>(i);
+  const auto make_trie = [&] {
+    reached.Notify();
+    go_on.WaitForNotification();
+    return std::make_shared<const TokenTrie>(bytes);
+  };
+  ConstraintCache cache(make_trie, {.capacity = 4, .max_compiling = 1, .max_waiting = 1});
+  const auto get = [&](const char* text, const std::function<bool()>& gone = {}) {
+    return cache.Get({ConstraintSpec::Kind::kRegex, text}, gone);
+  };
+  std::atomic<int> num_good = 0;
+  std::thread first([&] { num_good += get("a").ok() ? 1 : 0; });
+  reached.WaitForNotification();
+  std::atomic<int> num_asked = 0;
+  std::atomic<bool> leaves = false;
+  absl::Status left;
+  std::thread second([&] { left = get("b", [&] { return ++num_asked, leaves.load(); }).status(); });
+  while (num_asked == 0) std::this_thread::yield();  // it waits
+  const absl::Status full = get("c").status();
+  INFO(full);
+  CHECK(absl::IsResourceExhausted(full));
+  CHECK(absl::StrContains(full.message(), "try again"));
+  // Whoever asks for what is there already is not one more: nor is it held up when they leave.
+  std::thread third([&] { num_good += get("b").ok() ? 1 : 0; });
+  std::thread fourth([&] { num_good += get("a").ok() ? 1 : 0; });
+  leaves = true;
+  second.join();
+  CHECK(absl::IsCancelled(left));
+  go_on.Notify();
+  first.join();
+  third.join();
+  fourth.join();
+  CHECK(num_good == 3);
+}
+
 TEST_CASE("threads that share a cache get the same masks") {
   std::vector<std::string> bytes(256);
   for (int i = 0; i < 256; ++i) bytes[static_cast<size_t>(i)] += static_cast<char>(i);
-  ConstraintCache cache([&] { return std::make_shared<const TokenTrie>(bytes); }, 2);
+  ConstraintCache cache([&] { return std::make_shared<const TokenTrie>(bytes); }, {.capacity = 2});
   std::vector<std::thread> threads;
   std::atomic<int> num_wrong{0};
   for (int t = 0; t < 4; ++t) {

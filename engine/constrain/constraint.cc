@@ -4,13 +4,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "engine/constrain/json_schema.h"
 #include "engine/constrain/regex.h"
 
 namespace stretto::engine {
 namespace {
-constexpr size_t kMaxMaskBytes = size_t{8} << 20;  // of one constraint's cache
+constexpr size_t kMaxMaskBytes = size_t{8} << 20;      // of one constraint's cache
+constexpr size_t kMaxRefusedBytes = size_t{64} << 10;  // of a text whose refusal is remembered
+constexpr absl::Duration kPoll =
+    absl::Milliseconds(20);  // how soon it shows that a caller has gone
 
 absl::StatusOr<Automaton> CompileSpec(const ConstraintSpec& spec, int max_nesting,
                                       const AutomatonLimits& limits,
@@ -122,28 +126,79 @@ std::shared_ptr<const TokenMask> Constraint::ComputeMask(int32_t state) const {
   return mask;
 }
 
-std::shared_ptr<const Constraint> ConstraintCache::Find(const std::string& key) {
-  absl::MutexLock lock(&mutex_);
-  const auto found = entries_.find(key);
-  if (found == entries_.end()) return nullptr;
-  found->second.last_use = ++num_uses_;
-  return found->second.constraint;
+const ConstraintCache::Result* ConstraintCache::Find(const std::string& key) {
+  for (Entries* entries : {&compiled_, &refused_}) {
+    const auto found = entries->find(key);
+    if (found == entries->end()) continue;
+    found->second.last_use = ++num_uses_;
+    return &found->second.result;
+  }
+  return nullptr;
 }
 
-absl::StatusOr<std::shared_ptr<const Constraint>> ConstraintCache::Get(const ConstraintSpec& spec) {
-  const std::string key = absl::StrCat(static_cast<int>(spec.kind), spec.text);
-  if (auto found = Find(key)) return found;
-  absl::MutexLock compile_lock(&compile_mutex_);
-  if (auto found = Find(key)) return found;  // compiled while this call waited
-  if (trie_ == nullptr) trie_ = make_trie_();
-  ASSIGN_OR_RETURN(auto constraint, Constraint::Compile(spec, trie_));
-  absl::MutexLock lock(&mutex_);
-  if (entries_.size() >= capacity_) {
-    entries_.erase(std::min_element(
-        entries_.begin(), entries_.end(),
+void ConstraintCache::Remember(const std::string& key, const Result& result) {
+  if (!result.ok() && key.size() > kMaxRefusedBytes) return;
+  Entries& entries = result.ok() ? compiled_ : refused_;
+  if (entries.size() >= options_.capacity) {
+    entries.erase(std::min_element(
+        entries.begin(), entries.end(),
         [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; }));
   }
-  entries_[key] = {constraint, ++num_uses_};
-  return constraint;
+  entries[key] = {result, ++num_uses_};
+}
+
+// In order, but for those who wait for what is being compiled: they hold up nobody.
+bool ConstraintCache::IsNext(uint64_t ticket, const std::string& key) const {
+  if (compiling_.size() >= options_.max_compiling || compiling_.contains(key)) return false;
+  for (const auto& [earlier, other] : waiting_) {
+    if (!compiling_.contains(other)) return earlier == ticket;
+  }
+  return true;
+}
+
+absl::Status ConstraintCache::AwaitTurn(const std::string& key, const std::function<bool()>& gone) {
+  const uint64_t ticket = num_tickets_++;
+  const auto done = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return IsNext(ticket, key) || compiled_.contains(key) || refused_.contains(key);
+  };
+  if (done()) return absl::OkStatus();
+  std::set<absl::string_view> keys;
+  for (const auto& [earlier, other] : waiting_) {
+    if (!compiling_.contains(other)) keys.insert(other);
+  }
+  if (keys.size() >= options_.max_waiting && !keys.contains(key) && !compiling_.contains(key)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(keys.size(), " others wait to be compiled already: try again in a second"));
+  }
+  waiting_.emplace(ticket, key);
+  absl::Status status;
+  while (status.ok() && !mutex_.AwaitWithTimeout(absl::Condition(&done), kPoll)) {
+    if (gone && gone()) status = absl::CancelledError("nobody waits for the constraint any more");
+  }
+  waiting_.erase(ticket);
+  return status;
+}
+
+std::shared_ptr<const TokenTrie> ConstraintCache::Trie() {
+  absl::MutexLock lock(&trie_mutex_);
+  if (trie_ == nullptr) trie_ = make_trie_();
+  return trie_;
+}
+
+ConstraintCache::Result ConstraintCache::Get(const ConstraintSpec& spec,
+                                             const std::function<bool()>& gone) {
+  const std::string key = absl::StrCat(static_cast<int>(spec.kind), spec.text);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const Result* known = Find(key)) return *known;
+    RETURN_IF_ERROR(AwaitTurn(key, gone));
+    if (const Result* known = Find(key)) return *known;
+    compiling_.insert(key);
+  }
+  const Result result = Constraint::Compile(spec, Trie());
+  absl::MutexLock lock(&mutex_);
+  compiling_.erase(key);
+  Remember(key, result);
+  return result;
 }
 }  // namespace stretto::engine

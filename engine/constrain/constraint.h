@@ -8,7 +8,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -76,30 +78,47 @@ class Constraint {
       ABSL_GUARDED_BY(mutex_);
 };
 
-// Compiled constraints by their text, the least recently used forgotten first. Thread-safe; one
-// constraint is compiled at a time, so that callers can't take all of a machine's cores.
+struct ConstraintCacheOptions {
+  size_t capacity = 32;      // constraints, and as many texts that can't be compiled
+  size_t max_compiling = 2;  // at once, so that callers can't take all of a machine's cores
+  size_t max_waiting = 32;   // different ones, for their turn
+};
+
+// Compiled constraints by their text, and why others can't be compiled; the least recently used
+// forgotten first. Who asks for what is being compiled waits for that. Thread-safe.
 class ConstraintCache {
  public:
   using TrieFactory = std::function<std::shared_ptr<const TokenTrie>()>;
+  using Result = absl::StatusOr<std::shared_ptr<const Constraint>>;
   // `make_trie` is called at the first use.
-  explicit ConstraintCache(TrieFactory make_trie, size_t capacity = 32)
-      : make_trie_(std::move(make_trie)), capacity_(capacity) {}
-  // Errors of Compile.
-  absl::StatusOr<std::shared_ptr<const Constraint>> Get(const ConstraintSpec& spec);
+  explicit ConstraintCache(TrieFactory make_trie, const ConstraintCacheOptions& options = {})
+      : make_trie_(std::move(make_trie)), options_(options) {}
+  // Errors of Compile. RESOURCE_EXHAUSTED: too many wait already. CANCELLED: `gone`, asked now and
+  // then while this call waits, says that nobody wants the answer.
+  Result Get(const ConstraintSpec& spec, const std::function<bool()>& gone = {});
 
  private:
   struct Entry {
-    std::shared_ptr<const Constraint> constraint;
+    Result result;
     uint64_t last_use = 0;
   };
-  std::shared_ptr<const Constraint> Find(const std::string& key);
+  using Entries = absl::flat_hash_map<std::string, Entry>;
+  const Result* Find(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsNext(uint64_t ticket, const std::string& key) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // OK: it is this call's turn, or the result is there.
+  absl::Status AwaitTurn(const std::string& key, const std::function<bool()>& gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Remember(const std::string& key, const Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<const TokenTrie> Trie();
 
   const TrieFactory make_trie_;
-  const size_t capacity_;
-  absl::Mutex compile_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
-  std::shared_ptr<const TokenTrie> trie_ ABSL_GUARDED_BY(compile_mutex_);
+  const ConstraintCacheOptions options_;
+  absl::Mutex trie_mutex_;
+  std::shared_ptr<const TokenTrie> trie_ ABSL_GUARDED_BY(trie_mutex_);
   absl::Mutex mutex_;
-  uint64_t num_uses_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  uint64_t num_uses_ ABSL_GUARDED_BY(mutex_) = 0, num_tickets_ ABSL_GUARDED_BY(mutex_) = 0;
+  Entries compiled_ ABSL_GUARDED_BY(mutex_), refused_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> compiling_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::string> waiting_ ABSL_GUARDED_BY(mutex_);  // keys, in order
 };
 }  // namespace stretto::engine
