@@ -20,7 +20,7 @@ Rule FromBelow(double min, double max) { return {.min = min, .max = max, .max_ex
 Rule OneOf(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
 // Names of the literature that are an algorithm with a setting here, or a command.
 Rule Algorithm() {
-  Rule rule = OneOf({"grpo", "reinforce", "rloo"});
+  Rule rule = OneOf({"grpo", "ppo", "reinforce", "rloo"});
   rule.hints = {
       {"gspo", "GSPO is `name: grpo` with `ratio_level: sequence`"},
       {"dr_grpo",
@@ -31,7 +31,6 @@ Rule Algorithm() {
        "constant`"},
       {"dapo", "DAPO's clipping is `name: grpo` with `clip_high: 0.28`"},
       {"reinforce++", "REINFORCE++ is `name: reinforce` with `advantage_scale: batch_std`"},
-      {"ppo", "models have no critic here; `name: grpo` has PPO's clipping"},
       {"dpo", "preferences are trained on with `stretto dpo`"},
       {"sft", "completions are imitated with `stretto sft`"}};
   return rule;
@@ -146,6 +145,23 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "replaced by others, at most `train.max_group_replacements` a step."),
       KEY(algorithm, importance_cap, AtLeast(0),
           "Cap of truncated importance sampling for stale tokens. 0: off."),
+
+      KEY(ppo, critic_model, ExistingPathIfGiven(),
+          "Model folder or GGUF file, relative to the run file, that the critic begins with; its "
+          "architecture may be another, its tokenizer not. Empty: `model.path`. The value head "
+          "begins with zeros."),
+      KEY(ppo, critic_lr, AtLeast(0), "The critic's learning rate. 0: `train.lr`."),
+      KEY(ppo, critic_warmup_steps, AtLeast(0),
+          "First steps, in which the critic alone is trained."),
+      KEY(ppo, epochs, Between(1, 1000), "Times that a step's batch is trained on."),
+      KEY(ppo, mini_batch, Between(1, 1 << 20), "Completions of one update."),
+      KEY(ppo, gamma, Between(0, 1), "Discount of later rewards, a token."),
+      KEY(ppo, lambda, Between(0, 1), "Of generalised advantage estimation."),
+      KEY(ppo, value_clip, AtLeast(0),
+          "How far a value may move in one step before its loss doesn't fall any more. 0: any "
+          "distance."),
+      KEY(ppo, whiten_advantages, Any(),
+          "Advantages of a step's tokens are given mean 0 and variance 1."),
 
       KEY(train, steps, AtLeast(0), "Optimizer steps. 0: evaluation only."),
       KEY(train, prompts_per_step, Between(1, 1 << 20), "Groups in a step's batch."),

@@ -56,6 +56,7 @@ std::string HashOf(RunConfig config) {
   config.run.dir.clear();
   config.model.path = last_part(config.model.path);
   config.lora.adapter = last_part(config.lora.adapter);
+  config.ppo.critic_model = last_part(config.ppo.critic_model);
   config.data.train = last_part(config.data.train);
   config.data.eval = last_part(config.data.eval);
   const std::string backend = config.cluster.backend;

@@ -98,6 +98,18 @@ struct AlgorithmSection {
   double importance_cap = 0.0;    // truncated importance sampling for stale tokens; 0: off
 };
 
+// Of algorithm `ppo`: a critic, and several updates a step (docs/objectives.md).
+struct PpoSection {
+  std::string critic_model;         // what the critic begins with; empty: model.path
+  double critic_lr = 0;             // 0: train.lr
+  int64_t critic_warmup_steps = 0;  // first steps, in which the critic alone is trained
+  int64_t epochs = 4;               // times that a batch is trained on
+  int64_t mini_batch = 16;          // completions of an update
+  double gamma = 1.0, lambda = 0.95;
+  double value_clip = 0.2;  // how far values may move in a step; 0: any distance
+  bool whiten_advantages = true;
+};
+
 struct TrainSection {
   int64_t steps = 100;
   int64_t prompts_per_step = 16;
@@ -176,6 +188,7 @@ struct RunConfig {
   RolloutSection rollout;
   std::vector<RewardSpec> rewards;
   AlgorithmSection algorithm;
+  PpoSection ppo;
   TrainSection train;
   ScheduleSection schedule;
   EvalSection eval;

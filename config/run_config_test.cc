@@ -321,6 +321,21 @@ TEST_CASE("an adapter's keys fit together") {
       "cluster.trainer_layout: expected ddp or zero1 with lora, found 'fsdp'"));
 }
 
+TEST_CASE("ppo and its section") {
+  Fixture f;
+  const auto c =
+      f.Parse(absl::StrCat(kMinimal, "algorithm: {name: ppo}\n", "ppo: {epochs: 2, lambda: 0.9}\n",
+                           "rollout: {group_size: 1}\n"));
+  REQUIRE_OK(c);
+  CHECK(c->ppo.epochs == 2);
+  CHECK(c->ppo.lambda == 0.9);
+  CHECK(c->ppo.mini_batch == 16);
+  CHECK(absl::StrContains(f.Error(absl::StrCat(kMinimal, "ppo: {lambda: 2}\n")), "ppo.lambda"));
+  CHECK(absl::StrContains(
+      f.Error(absl::StrCat(kMinimal, "algorithm: {name: ppo, loss_denominator: constant}\n")),
+      "algorithm.loss_denominator: expected token_mean for algorithm ppo"));
+}
+
 // docs/run-file.md holds the generated tables between two markers; STRETTO_UPDATE_DOCS=1 rewrites
 // them.
 TEST_CASE("docs/run-file.md lists the keys as they are") {

@@ -147,7 +147,7 @@ absl::Status CheckQuantized(const RunConfig& c, const Origins& origins, const st
 
 absl::Status CheckAlgorithm(const RunConfig& c, const Origins& origins) {
   const AlgorithmSection& a = c.algorithm;
-  if (a.name != "reinforce" && c.rollout.group_size < 2) {
+  if (a.name != "reinforce" && a.name != "ppo" && c.rollout.group_size < 2) {
     return origins.Error("rollout.group_size", absl::StrCat("at least 2 for algorithm ", a.name),
                          absl::StrCat(c.rollout.group_size));
   }
@@ -164,6 +164,10 @@ absl::Status CheckAlgorithm(const RunConfig& c, const Origins& origins) {
         "algorithm.dual_clip",
         absl::StrCat("0 or at least 1 + algorithm.clip_high (", NumberText(1 + a.clip_high), ")"),
         NumberText(a.dual_clip));
+  }
+  if (a.loss_denominator != "token_mean" && a.name == "ppo") {
+    return origins.Error("algorithm.loss_denominator", "token_mean" + of_this,
+                         absl::StrCat("'", a.loss_denominator, "'"));
   }
   if (a.ratio_level != "token" && a.name != "grpo") {
     return origins.Error("algorithm.ratio_level", "token" + of_this,

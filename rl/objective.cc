@@ -173,6 +173,28 @@ absl::StatusOr<LossSums> Objective::Evaluate(const SequenceInputs& in, const Ste
   return kind_->loss(options_, in, totals, out);
 }
 
+absl::StatusOr<LossSums> EvaluateCritic(const ObjectiveOptions& options, const CriticInputs& in,
+                                        const StepTotals& totals, absl::Span<float> d_values_T) {
+  const size_t num_tokens = in.values_T.size();
+  // The walk goes over log-probs, of which a critic has none.
+  const std::vector<float> zeros(num_tokens, 0.0f);
+  std::vector<float> d_logprobs(num_tokens);
+  SequenceInputs walk;
+  walk.logprobs_T = walk.behaviour_logprobs_T = zeros;
+  walk.values_T = in.values_T;
+  walk.old_values_T = in.old_values_T;
+  walk.returns_T = in.returns_T;
+  walk.id = in.id;
+  const SequenceGradients out{
+      .d_logprobs_T = absl::MakeSpan(d_logprobs), .d_entropies_T = {}, .d_values_T = d_values_T};
+  CheckSizes(walk, out);
+  STRETTO_CHECK(in.old_values_T.size() == num_tokens && in.returns_T.size() == num_tokens &&
+                d_values_T.size() == num_tokens);
+  if (num_tokens == 0) return LossSums();
+  RETURN_IF_ERROR(CheckFinite(walk));
+  return CriticLoss(options, walk, totals, out);
+}
+
 absl::StatusOr<Objective> MakeObjective(const std::string& name, const ObjectiveOptions& options) {
   const auto it = Registry().find(name);
   if (it == Registry().end()) {

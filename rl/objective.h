@@ -117,6 +117,17 @@ class Objective {
   ObjectiveOptions options_;
 };
 
+// What a critic that is a model of its own is trained by: ppo's value loss alone, with its
+// denominators. One completion's values now, when the batch was collected, and what they should be.
+struct CriticInputs {
+  absl::Span<const float> values_T, old_values_T, returns_T;
+  int64_t id = 0;  // named in errors
+};
+// Writes d_values_T; of the sums value_loss, loss, num_tokens and num_clipped_values mean
+// something. InvalidArgument as Objective::Evaluate. The options are such as MakeObjective accepts.
+absl::StatusOr<LossSums> EvaluateCritic(const ObjectiveOptions& options, const CriticInputs& in,
+                                        const StepTotals& totals, absl::Span<float> d_values_T);
+
 // "grpo", "ppo", "reinforce", "rloo", "supervised". An unknown name is an error that lists the
 // known ones; options that cannot be are errors that name them.
 absl::StatusOr<Objective> MakeObjective(const std::string& name, const ObjectiveOptions& options);

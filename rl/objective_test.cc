@@ -374,6 +374,38 @@ TEST_CASE("ppo's values are held within the clip of the old ones") {
             .message() == "sequence 0: expected values, old values and returns of a critic");
 }
 
+TEST_CASE("a critic alone has ppo's value loss") {
+  const Step step(testing::Seed());
+  INFO("seed " << testing::Seed());
+  ObjectiveOptions options;
+  options.value_coef = 0.7;
+  const auto ppo = MakeObjective("ppo", options);
+  REQUIRE_OK(ppo);
+  for (const Step::Sequence& q : step.sequences) {
+    const size_t n = q.values.size();
+    std::vector<float> d_logprobs(n), d_values(n), d_alone(n);
+    const auto both = ppo->Evaluate(InputsOf(q), step.totals,
+                                    {absl::MakeSpan(d_logprobs), {}, absl::MakeSpan(d_values)});
+    REQUIRE_OK(both);
+    const auto alone = EvaluateCritic(options, {q.values, q.old_values, q.returns, q.id},
+                                      step.totals, absl::MakeSpan(d_alone));
+    REQUIRE_OK(alone);
+    CHECK(d_alone == d_values);
+    CHECK(alone->value_loss == both->value_loss);
+    CHECK(alone->loss == both->value_loss);
+    CHECK(alone->num_clipped_values == both->num_clipped_values);
+  }
+  Step bad(testing::Seed());
+  bad.sequences[0].values[0] = std::nanf("");
+  std::vector<float> d(bad.sequences[0].values.size(), 7.0f);
+  const Step::Sequence& q = bad.sequences[0];
+  const auto refused = EvaluateCritic(options, {q.values, q.old_values, q.returns, q.id},
+                                      bad.totals, absl::MakeSpan(d));
+  CHECK(absl::IsInvalidArgument(refused.status()));
+  CHECK(refused.status().message().find("sequence 100, token 0: value") != std::string::npos);
+  CHECK(d[0] == 7.0f);
+}
+
 TEST_CASE("unknown objectives are named with the known ones, options that cannot be too") {
   const auto objective = MakeObjective("ppo2", {});
   REQUIRE_FALSE(objective.ok());

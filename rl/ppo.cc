@@ -39,4 +39,13 @@ LossSums PpoLoss(const ObjectiveOptions& options, const SequenceInputs& in,
     return term;
   });
 }
+
+LossSums CriticLoss(const ObjectiveOptions& options, const SequenceInputs& in,
+                    const StepTotals& totals, const SequenceGradients& out) {
+  return WalkTokens(options, in, totals, out, [&](size_t t, LossSums& sums) {
+    TokenTerm term;
+    AddValueTerm(options, in, t, sums, term);
+    return term;
+  });
+}
 }  // namespace stretto::rl

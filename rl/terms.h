@@ -52,5 +52,5 @@ Surrogate ClippedSurrogate(const ObjectiveOptions& options, const Ratio& ratio, 
 // The objectives, each in its own file. The sequence has tokens, and all its numbers are finite.
 using SequenceLoss = LossSums(const ObjectiveOptions& options, const SequenceInputs& in,
                               const StepTotals& totals, const SequenceGradients& out);
-SequenceLoss GrpoLoss, PpoLoss, ReinforceLoss, RlooLoss, SupervisedLoss;
+SequenceLoss CriticLoss, GrpoLoss, PpoLoss, ReinforceLoss, RlooLoss, SupervisedLoss;
 }  // namespace stretto::rl

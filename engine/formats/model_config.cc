@@ -150,6 +150,12 @@ absl::Status ValidateConfig(const std::string& where, const ModelConfig& config)
   return rules.status();
 }
 
+ModelConfig WithValueHead(ModelConfig config) {
+  config.value_head = true;
+  config.tie_word_embeddings = false;
+  return config;
+}
+
 std::vector<TensorSpec> ExpectedTensors(const ModelConfig& c) {
   std::vector<TensorSpec> specs;
   const int64_t hidden = c.hidden_size, mlp = c.intermediate_size;
@@ -179,7 +185,11 @@ std::vector<TensorSpec> ExpectedTensors(const ModelConfig& c) {
     linear(prefix + "mlp.down_proj", hidden, mlp, c.mlp_bias);
   }
   norm("model.norm", hidden);
-  if (!c.tie_word_embeddings) specs.push_back({"lm_head.weight", {c.vocab_size, hidden}});
+  if (c.value_head) {
+    specs.push_back({"score.weight", {1, hidden}});
+  } else if (!c.tie_word_embeddings) {
+    specs.push_back({"lm_head.weight", {c.vocab_size, hidden}});
+  }
   return specs;
 }
 }  // namespace stretto::engine

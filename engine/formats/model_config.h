@@ -69,11 +69,19 @@ struct ModelConfig {
   bool attention_bias_o = false;
   bool mlp_bias = false;
   bool qk_norm = false;  // RMS norm over each head's q and k, before RoPE
+  // A row's output is one number, a value or score, instead of logits over the vocabulary: the head
+  // is "score.weight" [1, hidden], as in transformers' …ForSequenceClassification. Not tied.
+  bool value_head = false;
   std::optional<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_ids;  // generation_config.json rules over config.json
   std::optional<int64_t> pad_token_id;
   DType torch_dtype = DType::kF32;  // what the file says it holds: kF32, kBF16 or kF16
+
+  int64_t num_outputs() const { return value_head ? 1 : vocab_size; }  // of the head, a row
 };
+
+// The same model with a value head in place of its language-model head.
+ModelConfig WithValueHead(ModelConfig config);
 
 // What generation_config.json recommends; absent where it says nothing.
 struct GenerationDefaults {
@@ -106,6 +114,6 @@ struct TensorSpec {
 // Every parameter under its Hugging Face name, in the fixed order that training, export and weight
 // synchronisation share: embedding; per layer in order of use input_layernorm, q, k, v (each
 // weight, then bias), q_norm, k_norm, o, post_attention_layernorm, gate, up, down; final norm;
-// lm_head unless tied. Weights of linear maps are [out, in].
+// lm_head unless tied, or the value head. Weights of linear maps are [out, in].
 std::vector<TensorSpec> ExpectedTensors(const ModelConfig& config);
 }  // namespace stretto::engine

@@ -104,6 +104,11 @@ void PackedPass::BackwardHead(const LayerContext& c, GradientContext& g,
   for (int64_t begin = 0; begin < N; begin += s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, N - begin);
     if (!logits_kept) RunHeadChunk(c, g.weights, begin, count);
+    if (c.config.value_head) {  // its outputs are what the gradients are by
+      c.device.Upload(c.stream, s.logits_RV.Rows(0, count), &d_logprobs_N[begin]);
+      BackwardHeadChunk(c, g, begin, count, Tensor{});
+      continue;
+    }
     c.device.Upload(c.stream, s.d_logprobs_R.Cols(0, count), &d_logprobs_N[begin]);
     Tensor d_entropy;
     if (!d_entropy_N.empty()) {
@@ -120,8 +125,10 @@ void PackedPass::BackwardHeadChunk(const LayerContext& c, const GradientContext&
   State& s = *state_;
   const Tensor d_logits_RV = s.logits_RV.Rows(0, count);  // overwrites the logits
   const Tensor d_normed = s.d_normed_RD.Rows(0, count), d_last = s.d_last_RD.Rows(0, count);
-  c.device.LogProbsBackward(c.stream, d_logits_RV, s.d_logprobs_R.Cols(0, count), d_entropy,
-                            s.targets_N.Cols(begin, count), options_.temperature);
+  if (!c.config.value_head) {
+    c.device.LogProbsBackward(c.stream, d_logits_RV, s.d_logprobs_R.Cols(0, count), d_entropy,
+                              s.targets_N.Cols(begin, count), options_.temperature);
+  }
   if (options_.lora == nullptr) {
     AddLinearGradients(c, g.layout.lm_head, {}, g.head.gradients, d_logits_RV,
                        s.normed_RD.Rows(0, count));

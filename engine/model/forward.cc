@@ -86,7 +86,8 @@ absl::Status PackedPass::AllocateActivations() {
   const ModelConfig& c = transformer_.config();
   const DType dtype = transformer_.options().dtype;
   const int64_t T = options_.max_rows, N = options_.max_targets, D = c.hidden_size;
-  const auto fitting = static_cast<int64_t>(options_.logits_bytes / sizeof(float)) / c.vocab_size;
+  const auto fitting =
+      static_cast<int64_t>(options_.logits_bytes / sizeof(float)) / c.num_outputs();
   const int64_t R = s.chunk_rows = std::clamp<int64_t>(fitting, 1, N);
   LayerTensors shared;
   std::vector<Wish> wishes = {{&s.ids_T, DType::kI32, 1, T},
@@ -95,7 +96,7 @@ absl::Status PackedPass::AllocateActivations() {
                               {&s.targets_N, DType::kI32, 1, N},
                               {&s.last_RD, dtype, R, D},
                               {&s.normed_RD, dtype, R, D},
-                              {&s.logits_RV, DType::kF32, R, c.vocab_size},
+                              {&s.logits_RV, DType::kF32, R, c.num_outputs()},
                               {&s.logprobs_R, DType::kF32, 1, R},
                               {&s.entropy_R, DType::kF32, 1, R},
                               {&s.x_last_TD, dtype, T, D},
@@ -220,6 +221,10 @@ void PackedPass::Forward(Stream& stream, const ModelWeights& weights, const Pack
   for (int64_t begin = 0; begin < N; begin += s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, N - begin);
     RunHeadChunk(c, weights, begin, count);
+    if (c.config.value_head) {
+      device.Download(stream, s.logits_RV.Rows(0, count), &logprobs_N[begin]);
+      continue;
+    }
     const Tensor logprobs = s.logprobs_R.Cols(0, count);
     const Tensor entropy = entropy_N.empty() ? Tensor{} : s.entropy_R.Cols(0, count);
     device.LogProbs(stream, logprobs, entropy, s.logits_RV.Rows(0, count),
@@ -227,6 +232,7 @@ void PackedPass::Forward(Stream& stream, const ModelWeights& weights, const Pack
     device.Download(stream, logprobs, &logprobs_N[begin]);
     if (entropy) device.Download(stream, entropy, &entropy_N[begin]);
   }
+  if (c.config.value_head) std::fill(entropy_N.begin(), entropy_N.end(), 0.0f);
   if (units != nullptr) units->AfterForward(last_unit);
   device.Synchronize(stream);
 }

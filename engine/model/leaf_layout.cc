@@ -35,6 +35,9 @@ absl::Status CheckLeaves(const std::string& who, const ModelConfig& config, int6
   if (config.num_heads % num_leaves != 0) return refuse("query heads", config.num_heads);
   if (config.intermediate_size < num_leaves) return refuse("MLP columns", config.intermediate_size);
   if (config.vocab_size < num_leaves) return refuse("tokens of vocabulary", config.vocab_size);
+  if (config.value_head) {
+    return absl::InvalidArgumentError("tensor parallel: a model with a value head isn't divided");
+  }
   return absl::OkStatus();
 }
 

@@ -1,10 +1,12 @@
 // Logits, log-probs, loss and the gradient of every parameter against Hugging Face transformers
 // (tests/golden/models), on every backend, in fp32.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "engine/formats/model_files.h"
 #include "engine/formats/safetensors.h"
@@ -131,6 +133,74 @@ TEST_CASE("models agree with transformers in logits, loss and gradients") {
     }
     CheckModel("llama_sharded", backend, /*gradients=*/false);
     CheckModel("smollm2_bf16", backend, /*gradients=*/false);
+  }
+}
+
+// The derivative of half the squared error of a value, of which the clipped value's counts where it
+// is larger.
+float DOfValue(float value, float old_value, float target) {
+  const float clipped = std::clamp(value, old_value - 0.2f, old_value + 0.2f);
+  const float error = value - target, other = clipped - target;
+  return other * other > error * error ? 0.0f : error;
+}
+
+void CheckCritic(const std::string& name, const std::string& backend) {
+  INFO("critic of " << name << " on " << backend);
+  const Golden golden(name);
+  auto opened = OpenSafetensors(
+      absl::StrCat(STRETTO_SOURCE_DIR "/tests/golden/critic/critic.", name, ".safetensors"));
+  REQUIRE_OK(opened);
+  const auto read = [&](const std::string& tensor) {
+    const TensorInfo* t = (*opened)->Find(tensor);
+    REQUIRE(t != nullptr);
+    std::vector<float> out(NumElements(*t));
+    REQUIRE_OK((*opened)->ReadAll(tensor, DType::kF32, out.data()));
+    return out;
+  };
+  const ModelConfig config = WithValueHead(golden.files.config);
+  HostParameters parameters = ParametersFrom(golden.files.config, *golden.files.tensors);
+  parameters.erase("lm_head.weight");
+  parameters["score.weight"] = read("score.weight");
+  const auto device = MakeDevice(backend);
+  const auto ids = golden.Ids();
+  const auto T = static_cast<int64_t>(ids[0].size());
+  TestModel model(*device, config, DType::kF32, T, parameters);
+  PackedBatch batch;
+  for (const auto& row : ids) {
+    const int32_t segment = batch.AddSegment(row, -1);
+    for (int64_t t = 0; t + 1 < T; ++t) {
+      batch.target_rows_N.push_back(batch.segments.row_begin[segment] + static_cast<int32_t>(t));
+      batch.targets_N.push_back(row[t + 1]);
+    }
+  }
+  PackedPassOptions options;
+  options.max_rows = batch.num_rows();
+  options.max_targets = batch.num_targets();
+  options.logits_bytes = 17 * sizeof(float);  // several chunks
+  auto pass = PackedPass::Create(*model.transformer, options);
+  REQUIRE_OK(pass);
+  std::vector<float> values(batch.num_targets()), entropy(values.size(), 1.0f);
+  (*pass)->Forward(*model.stream, *model.weights, batch, absl::MakeSpan(values),
+                   absl::MakeSpan(entropy));
+  CHECK(RelativeError(values, read("values")) < 1e-5);
+  CHECK(std::all_of(entropy.begin(), entropy.end(), [](float h) { return h == 0; }));
+  const auto old_values = read("old_values"), returns = read("returns");
+  std::vector<float> d_values;
+  for (size_t i = 0; i < values.size(); ++i) {
+    d_values.push_back(DOfValue(values[i], old_values[i], returns[i]) /
+                       static_cast<float>(values.size()));
+  }
+  (*pass)->Backward(*model.stream, *model.weights, model.layout, model.flat, model.gradients,
+                    d_values, {});
+  for (const auto& [parameter, gradient] : model.Gradients()) {
+    INFO("parameter " << parameter);
+    CHECK(RelativeError(gradient, read("grad." + parameter)) < 1e-4);
+  }
+}
+
+TEST_CASE("a critic agrees with PyTorch in values and gradients") {
+  for (const char* backend : {"reference", "cpu"}) {
+    for (const char* name : {"smollm2", "qwen2"}) CheckCritic(name, backend);
   }
 }
 

@@ -1,7 +1,8 @@
 // The training face of the transformer: packed sequences without padding, log-probs of chosen
 // tokens, and the backward pass into flat f32 gradients. A group's prompt is one segment that its
 // completions share, computed once in each direction. The LM head runs over chunks of rows, so that
-// logits of all rows need not exist at once.
+// logits of all rows need not exist at once. A model with a value head gives the values of the
+// targets' rows where others give log-probs, and takes the gradients by them; entropies are 0.
 //
 // Legend: T rows, N targets, D residual width, V vocabulary, L layers.
 #pragma once

@@ -25,8 +25,12 @@ ParameterLayout::ParameterLayout(const ModelConfig& config) {
   layers.resize(config.num_layers);
   for (int64_t l = 0; l < config.num_layers; ++l) PlaceLayer(config, l);
   final_norm = PlaceVector({"model.norm.weight"}, {D});
-  lm_head =
-      config.tie_word_embeddings ? embedding : Place({"lm_head.weight"}, {config.vocab_size}, D);
+  if (config.value_head) {
+    lm_head = Place({"score.weight"}, {1}, D);
+  } else {
+    lm_head =
+        config.tie_word_embeddings ? embedding : Place({"lm_head.weight"}, {config.vocab_size}, D);
+  }
   for (TensorSpec& spec : ExpectedTensors(config)) {
     const auto it = placed_.find(spec.name);
     STRETTO_CHECK_MSG(it != placed_.end(), spec.name.c_str());

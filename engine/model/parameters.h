@@ -83,7 +83,7 @@ class ParameterLayout {
   const Parameter* Find(absl::string_view name) const;
 
   ParameterView embedding, final_norm;
-  ParameterView lm_head;  // the embedding itself when tied
+  ParameterView lm_head;  // the embedding itself when tied; of a critic the value head
   std::vector<LayerParameters> layers;
 
   // Of a layout of leaves; embedding and lm_head are then the first leaf's.

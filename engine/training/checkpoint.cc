@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -76,8 +77,14 @@ std::string Describe(const absl::optional<CheckpointAdapter>& adapter) {
 }
 
 // The model of the manifest is the engine's: names here, shapes where tensors are read.
-absl::Status CheckModel(const CheckpointReader& reader, const TrainerEngine& engine) {
+absl::Status CheckModel(const CheckpointReader& reader, const TrainerEngine& engine,
+                        const TrainerEngine* critic) {
   const CheckpointInfo& info = reader.manifest().info;
+  if (info.critic.has_value() != (critic != nullptr)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(info.path, ": the checkpoint has ", info.critic.has_value() ? "a" : "no",
+                     " critic, the run has ", critic != nullptr ? "one" : "none"));
+  }
   const absl::optional<CheckpointAdapter> mine = AdapterOf(engine);
   if (info.adapter.has_value() != mine.has_value() ||
       (mine.has_value() && info.adapter->lora != mine->lora)) {
@@ -92,7 +99,9 @@ absl::Status CheckModel(const CheckpointReader& reader, const TrainerEngine& eng
         absl::StrCat(info.path, ": its adapter belongs to another base (", info.adapter->base_hash,
                      "), this one is ", mine->base_hash));
   }
-  const size_t expected = engine.trained_layout().parameters().size() * std::size(kStateFiles);
+  const size_t of_critic = critic != nullptr ? critic->trained_layout().parameters().size() : 0;
+  const size_t expected =
+      (engine.trained_layout().parameters().size() + of_critic) * std::size(kStateFiles);
   const size_t found = reader.manifest().tensors.size();
   if (found == expected) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(info.path, ": ", found,
@@ -106,12 +115,13 @@ absl::Status Agree(const TrainerEngine& engine, const absl::Status& mine) {
   return group == nullptr || group->size() == 1 ? mine : AgreeOnStatus(*group, mine);
 }
 
-// Reads and verifies all of a checkpoint's tensors, and uploads them where asked to.
-absl::Status ReadState(CheckpointReader& reader, TrainerEngine& engine, bool upload) {
+// Reads and verifies all tensors of one model in a checkpoint, and uploads them where asked to.
+absl::Status ReadState(CheckpointReader& reader, absl::string_view prefix, TrainerEngine& engine,
+                       bool upload) {
   for (const StateFile& file : kStateFiles) {
     for (const Parameter& p : engine.trained_layout().parameters()) {
       ASSIGN_OR_RETURN(const absl::Span<const float> values,
-                       reader.Read(file.which, p.spec.name, p.spec.shape));
+                       reader.Read(file.which, absl::StrCat(prefix, p.spec.name), p.spec.shape));
       if (upload) engine.UploadState(file.which, p, values.data());
     }
   }
@@ -141,6 +151,7 @@ class JoinedTensors final : public TensorSource {
   explicit JoinedTensors(std::unique_ptr<CheckpointReader> reader) : reader_(std::move(reader)) {}
   absl::Status Load() {
     for (const std::string& name : reader_->Names(StateTensor::kMaster)) {
+      if (absl::StartsWith(name, kCriticPrefix)) continue;
       ASSIGN_OR_RETURN(std::vector<int64_t> shape, reader_->ShapeOf(StateTensor::kMaster, name));
       ASSIGN_OR_RETURN(const auto values, reader_->Read(StateTensor::kMaster, name, shape));
       absl::Span<const float> kept = values;
@@ -211,26 +222,34 @@ absl::StatusOr<std::shared_ptr<const TensorSource>> OpenMasters(Files& files,
 }
 
 absl::StatusOr<CheckpointInfo> LoadCheckpoint(Files& files, const std::string& path,
-                                              TrainerEngine& engine) {
+                                              TrainerEngine& engine, TrainerEngine* critic) {
   auto reader = CheckpointReader::Open(files, path);
+  const auto read = [&](bool upload) -> absl::Status {
+    RETURN_IF_ERROR(ReadState(**reader, "", engine, upload));
+    return critic == nullptr ? absl::OkStatus()
+                             : ReadState(**reader, kCriticPrefix, *critic, upload);
+  };
   absl::Status status = reader.status();
-  if (status.ok()) status = CheckModel(**reader, engine);
-  if (status.ok()) status = ReadState(**reader, engine, /*upload=*/false);
+  if (status.ok()) status = CheckModel(**reader, engine, critic);
+  if (status.ok()) status = read(/*upload=*/false);
   // No rank begins with what another one can't read.
   RETURN_IF_ERROR(Agree(engine, status));
-  RETURN_IF_ERROR(ReadState(**reader, engine, /*upload=*/true));
-  RETURN_IF_ERROR(engine.FinishRestore((*reader)->manifest().info.counters));
-  return (*reader)->manifest().info;
+  RETURN_IF_ERROR(read(/*upload=*/true));
+  const CheckpointInfo& info = (*reader)->manifest().info;
+  RETURN_IF_ERROR(engine.FinishRestore(info.counters));
+  if (critic != nullptr) RETURN_IF_ERROR(critic->FinishRestore(*info.critic));
+  return info;
 }
 
 absl::StatusOr<CheckpointInfo> LoadNewestCheckpoint(Files& files, const std::string& root,
                                                     TrainerEngine& engine,
-                                                    const OnDamage& on_damage) {
+                                                    const OnDamage& on_damage,
+                                                    TrainerEngine* critic) {
   ASSIGN_OR_RETURN(const std::vector<std::string> folders, Candidates(files, root, engine));
   if (folders.empty()) return absl::NotFoundError(absl::StrCat(root, ": no checkpoint"));
   absl::Status last;
   for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
-    absl::StatusOr<CheckpointInfo> info = LoadCheckpoint(files, *folder, engine);
+    absl::StatusOr<CheckpointInfo> info = LoadCheckpoint(files, *folder, engine, critic);
     if (info.ok()) return info;
     last = info.status();
     if (!absl::IsDataLoss(last) && !absl::IsNotFound(last)) return last;

@@ -33,7 +33,10 @@ struct CheckpointInfo {
   TrainerCounters counters;
   std::string extra_json;  // the caller's own state, as given
   absl::optional<CheckpointAdapter> adapter;
+  absl::optional<TrainerCounters> critic;  // of a policy that is trained beside a critic
 };
+// What the critic's tensors are called in a checkpoint: this, and their names in the critic.
+inline constexpr char kCriticPrefix[] = "critic.";
 
 struct CheckpointOptions {
   // Empty: this rank of a group takes part in gathering what another one writes; it learns the
@@ -55,8 +58,8 @@ absl::StatusOr<std::string> LatestCheckpoint(Files& files, const std::string& ro
 // Reads the manifest alone.
 absl::StatusOr<CheckpointInfo> ReadCheckpointInfo(Files& files, const std::string& path);
 
-// The master weights of a checkpoint, whole and verified, as a model file's tensors; those that
-// ranks wrote in parts are joined in memory. DataLoss names the damaged file and tensor.
+// The policy's master weights of a checkpoint, whole and verified, as a model file's tensors; those
+// that ranks wrote in parts are joined in memory. DataLoss names the damaged file and tensor.
 absl::StatusOr<std::shared_ptr<const TensorSource>> OpenMasters(Files& files,
                                                                 const std::string& path);
 
@@ -65,9 +68,11 @@ absl::optional<CheckpointAdapter> AdapterOf(const TrainerEngine& engine);
 
 // Restores `engine` from a folder; with LoRA its base has been loaded. Everything is verified
 // before the engine is touched; DataLoss names the damaged file and tensor, InvalidArgument a
-// checkpoint of another model, adapter or base. In a group all ranks call it at the same time.
+// checkpoint of another model, adapter or base, or one with a critic where there is none, or
+// without. In a group all ranks call it at the same time.
 absl::StatusOr<CheckpointInfo> LoadCheckpoint(Files& files, const std::string& path,
-                                              TrainerEngine& engine);
+                                              TrainerEngine& engine,
+                                              TrainerEngine* critic = nullptr);
 
 // Restores the checkpoint that `latest` names or, when it is damaged, the newest one that is whole:
 // `on_damage` is told of each that is passed over. NotFound: there is none. DataLoss: none is
@@ -76,5 +81,6 @@ absl::StatusOr<CheckpointInfo> LoadCheckpoint(Files& files, const std::string& p
 using OnDamage = std::function<void(const std::string& folder, const absl::Status& why)>;
 absl::StatusOr<CheckpointInfo> LoadNewestCheckpoint(Files& files, const std::string& root,
                                                     TrainerEngine& engine,
-                                                    const OnDamage& on_damage);
+                                                    const OnDamage& on_damage,
+                                                    TrainerEngine* critic = nullptr);
 }  // namespace stretto::engine

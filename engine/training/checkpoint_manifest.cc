@@ -200,6 +200,9 @@ std::string ContentHash(const CheckpointManifest& manifest) {
   if (manifest.info.adapter.has_value()) {
     tree.Add("adapter", AdapterJson(*manifest.info.adapter).dump());
   }
+  if (manifest.info.critic.has_value()) {
+    tree.Add("critic", absl::StrCat(manifest.info.critic->optimizer_steps));
+  }
   for (const auto& [name, tensor] : manifest.tensors) tree.Add(name, tensor.hash);
   return tree.Finish();
 }
@@ -212,6 +215,9 @@ std::string ManifestText(const CheckpointManifest& manifest) {
   json["optimizer_steps"] = manifest.info.counters.optimizer_steps;
   json["extra"] = manifest.info.extra_json;
   if (manifest.info.adapter.has_value()) json["adapter"] = AdapterJson(*manifest.info.adapter);
+  if (manifest.info.critic.has_value()) {
+    json["critic"] = {{"optimizer_steps", manifest.info.critic->optimizer_steps}};
+  }
   Json hashes = Json::object(), parts = Json::object();
   for (const auto& [name, tensor] : manifest.tensors) {
     hashes[name] = tensor.hash;
@@ -265,6 +271,14 @@ absl::StatusOr<CheckpointManifest> ParseManifest(const std::string& path, absl::
   if (json.contains("adapter")) {
     m.info.adapter.emplace();
     if (!ParseAdapter(json["adapter"], *m.info.adapter)) return damaged("'adapter'");
+  }
+  if (json.contains("critic")) {
+    const Json& critic = json["critic"];
+    if (!critic.is_object() || !critic.contains("optimizer_steps") ||
+        !IsSize(critic["optimizer_steps"])) {
+      return damaged("'critic'");
+    }
+    m.info.critic = {m.info.counters.version, critic["optimizer_steps"].get<int64_t>()};
   }
   if (ContentHash(m) != m.info.checkpoint_hash) {
     return damaged("its content does not have its checkpoint_hash");

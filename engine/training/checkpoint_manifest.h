@@ -9,7 +9,8 @@
 //    "parts": {"masters.safetensors:NAME": {"shape": […],
 //              "parts": [[file, stored begin, begin, count, hash, box?], …]}, …},
 //    "adapter": {"rank", "alpha", "targets", "base_hash"} where the policy is a base and an
-//    adapter, "manifest_hash": of all the rest}
+//    adapter, "critic": {"optimizer_steps"} where there is one, whose tensors are called
+//    "critic.NAME", "manifest_hash": of all the rest}
 // Format 1 has no "files", "parts" and "manifest_hash": every tensor lies whole in the file that
 // its name begins with.
 #pragma once

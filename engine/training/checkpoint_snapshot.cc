@@ -3,14 +3,21 @@
 #include <algorithm>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
+
 namespace stretto::engine {
 namespace {
 constexpr int64_t kPieceElements = 1 << 19;  // 2 MB: what one waits for at most is short
 }
 
-void StateSnapshot::Take(const std::shared_ptr<StateSnapshot>& snapshot, TrainerEngine& engine) {
+void StateSnapshot::Take(const std::shared_ptr<StateSnapshot>& snapshot, TrainerEngine& engine,
+                         TrainerEngine* critic) {
   StateSnapshot& s = *snapshot;
   s.sources_ = engine.PartsToWrite();
+  const size_t num_of_engine = s.sources_.size();
+  if (critic != nullptr) {
+    for (StatePart& part : critic->PartsToWrite()) s.sources_.push_back(std::move(part));
+  }
   const std::vector<StatePart>& parts = s.sources_;
   s.parts_.clear();
   s.pieces_.clear();
@@ -22,9 +29,10 @@ void StateSnapshot::Take(const std::shared_ptr<StateSnapshot>& snapshot, Trainer
     s.capacity_ = s.num_elements_;
   }
   float* to = s.memory_.get();
-  for (const StatePart& p : parts) {
-    s.AddPart(p, to, engine);
-    to += p.count;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const bool is_critic = i >= num_of_engine;
+    s.AddPart(parts[i], is_critic ? kCriticPrefix : "", to, is_critic ? *critic : engine);
+    to += parts[i].count;
   }
   s.next_ = 0;
   s.blocked_seconds_ = 0;
@@ -33,10 +41,13 @@ void StateSnapshot::Take(const std::shared_ptr<StateSnapshot>& snapshot, Trainer
     s.num_copied_ = 0;
     s.status_ = absl::OkStatus();
   }
-  if (!s.pieces_.empty()) engine.AddStateReader(snapshot);
+  if (s.pieces_.empty()) return;
+  engine.AddStateReader(snapshot);
+  if (critic != nullptr) critic->AddStateReader(snapshot);
 }
 
-void StateSnapshot::AddPart(const StatePart& part, float* to, TrainerEngine& engine) {
+void StateSnapshot::AddPart(const StatePart& part, absl::string_view prefix, float* to,
+                            TrainerEngine& engine) {
   const float* from = nullptr;
   if (!part.read) {
     from = static_cast<const float*>(engine.device().HostMemory(part.values));
@@ -47,7 +58,7 @@ void StateSnapshot::AddPart(const StatePart& part, float* to, TrainerEngine& eng
                        std::min(kPieceElements, part.count - done), &part, done});
   }
   parts_.push_back({part.which,
-                    part.parameter->spec.name,
+                    absl::StrCat(prefix, part.parameter->spec.name),
                     part.parameter->spec.shape,
                     {part.row_begin, part.row_end, part.col_begin, part.col_end},
                     part.begin,
@@ -78,6 +89,6 @@ void StateSnapshot::Copy() {
 void StateSnapshot::FinishReading() {
   const double begin = clock_.NowSeconds();
   Copy();
-  blocked_seconds_ = clock_.NowSeconds() - begin;
+  blocked_seconds_ = blocked_seconds_ + clock_.NowSeconds() - begin;
 }
 }  // namespace stretto::engine

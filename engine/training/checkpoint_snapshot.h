@@ -33,8 +33,10 @@ class StateSnapshot final : public StateReader {
  public:
   explicit StateSnapshot(Clock& clock) : clock_(clock) {}
 
-  // Begins a snapshot of the engine's state; the former one is over. On the training thread.
-  static void Take(const std::shared_ptr<StateSnapshot>& snapshot, TrainerEngine& engine);
+  // Begins a snapshot of the engine's state, and of the critic's if there is one; the former one
+  // is over. On the training thread.
+  static void Take(const std::shared_ptr<StateSnapshot>& snapshot, TrainerEngine& engine,
+                   TrainerEngine* critic = nullptr);
   // Copies what nobody has copied yet, and waits for what others are copying. Any thread.
   void Copy();
   // On the training thread.
@@ -59,7 +61,7 @@ class StateSnapshot final : public StateReader {
     const StatePart* part;
     int64_t first;
   };
-  void AddPart(const StatePart& part, float* to, TrainerEngine& engine);
+  void AddPart(const StatePart& part, absl::string_view prefix, float* to, TrainerEngine& engine);
 
   Clock& clock_;
   std::unique_ptr<float[]> memory_;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/check.h"
 #include "base/status.h"
 #include "engine/training/checkpoint_folder.h"
 #include "engine/training/checkpoint_reader.h"
@@ -69,16 +70,23 @@ CheckpointWriter::~CheckpointWriter() {
   thread_.join();
 }
 
-absl::Status CheckpointWriter::Start(TrainerEngine& engine, const std::string& extra_json) {
-  if (!engine.state_status().ok()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "checkpoint: the last update ended half done: ", engine.state_status().message()));
+absl::Status CheckpointWriter::Start(TrainerEngine& engine, const std::string& extra_json,
+                                     TrainerEngine* critic) {
+  absl::Status state = engine.state_status();
+  if (critic != nullptr) state.Update(critic->state_status());
+  if (!state.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("checkpoint: the last update ended half done: ", state.message()));
   }
   Job job;
   job.start_seconds = clock_.NowSeconds();
   job.counters = engine.counters();
   job.extra_json = extra_json;
   job.adapter = AdapterOf(engine);
+  if (critic != nullptr) {
+    job.critic = critic->counters();
+    STRETTO_CHECK(job.critic->version == job.counters.version);
+  }
   if (Communicator* group = engine.group(); group != nullptr && group->size() > 1) {
     job.rank = group->rank();
     job.num_ranks = group->size();
@@ -94,7 +102,7 @@ absl::Status CheckpointWriter::Start(TrainerEngine& engine, const std::string& e
     if (job_.has_value() && job_->epoch != job.epoch) alone_ = true;
   }
   Wait();
-  StateSnapshot::Take(snapshot_, engine);
+  StateSnapshot::Take(snapshot_, engine, critic);
   job.blocked_seconds = clock_.NowSeconds() - job.start_seconds;
   absl::MutexLock lock(&mutex_);
   alone_ = false;
@@ -147,6 +155,7 @@ SaveReport CheckpointWriter::Run(const Job& job) {
   report.info.counters = job.counters;
   report.info.extra_json = job.extra_json;
   report.info.adapter = job.adapter;
+  report.info.critic = job.critic;
   report.info.path = JoinPath(options_.root, CheckpointFolderName(job.counters.version));
   if (shard_ == nullptr || shard_ranks_ != job.num_ranks || shard_rank_ != job.rank) {
     shard_ = std::make_unique<ShardWriter>(

@@ -56,8 +56,10 @@ class CheckpointWriter {
   // Begins a save of the engine's state as it is now. Blocks while an earlier one is under way (one
   // of a group that has ended doesn't wait for its ranks any longer). All
   // ranks of a group call it at the same time. FailedPrecondition: the engine's last update failed
-  // half way. What goes wrong later is in the report. `engine` may end before the save does.
-  absl::Status Start(TrainerEngine& engine, const std::string& extra_json);
+  // half way. What goes wrong later is in the report. `engine` may end before the save does. A
+  // critic that is trained beside it, at the same version, is saved with it.
+  absl::Status Start(TrainerEngine& engine, const std::string& extra_json,
+                     TrainerEngine* critic = nullptr);
   bool busy() const;
   // Blocks until no save is under way; how the last one went, or nullopt: there was none.
   absl::optional<SaveReport> Wait();
@@ -69,6 +71,7 @@ class CheckpointWriter {
     TrainerCounters counters;
     std::string extra_json;
     absl::optional<CheckpointAdapter> adapter;
+    absl::optional<TrainerCounters> critic;
     std::string attempt;  // the same on all ranks; empty: one rank
     int rank = 0, num_ranks = 1;
     int64_t epoch = 0;  // of the group

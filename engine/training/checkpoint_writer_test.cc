@@ -106,6 +106,53 @@ TEST_CASE("a background save holds the state it began with, while training goes 
   }
 }
 
+TEST_CASE("a critic is saved with its policy, and restored with it") {
+  Setup s;
+  const ModelConfig of_critic = WithValueHead(s.config);
+  const auto engine = s.Engine();
+  const auto critic = MakeEngine(*s.device, of_critic, s.options, 8);
+  CheckpointWriter writer(Files::Real(), s.Options());
+  std::vector<float> policy_state, critic_state;
+  for (const TrainBatch& batch : s.batches) {
+    // Two updates of the critic in one step, and a save while the next ones change both.
+    REQUIRE_OK(critic->Step(batch, TestObjective(), 1e30, {0, 2}));
+    REQUIRE_OK(engine->Step(batch, TestObjective()));
+    REQUIRE_OK(critic->Step(batch, TestObjective(), 1e30, {1, 2}));
+    policy_state = FullState(*engine);
+    critic_state = FullState(*critic);
+    REQUIRE_OK(writer.Start(*engine, "{}", critic.get()));
+  }
+  const auto report = writer.Wait();
+  REQUIRE(report.has_value());
+  REQUIRE_OK(report->status);
+  CHECK(report->info.critic->optimizer_steps == 8);
+
+  const auto restored = s.Engine(99);
+  const auto restored_critic = MakeEngine(*s.device, of_critic, s.options, 98);
+  const auto info = LoadNewestCheckpoint(
+      Files::Real(), s.root(), *restored, [](const std::string&, const absl::Status&) {},
+      restored_critic.get());
+  REQUIRE_OK(info);
+  CHECK(SameBits(FullState(*restored), policy_state));
+  CHECK(SameBits(FullState(*restored_critic), critic_state));
+  CHECK(restored_critic->counters().optimizer_steps == 8);
+  CHECK(restored_critic->version() == 4);
+  // The policy's weights are a model's, without the critic's.
+  const auto masters = OpenMasters(Files::Real(), info->path);
+  REQUIRE_OK(masters);
+  CHECK((*masters)->tensors().size() == engine->layout().parameters().size());
+  CHECK((*masters)->Find("critic.score.weight") == nullptr);
+  // A run without a critic doesn't take it for its own, nor the other way round.
+  const auto without = LoadCheckpoint(Files::Real(), info->path, *restored);
+  CHECK(absl::IsInvalidArgument(without.status()));
+  CHECK(without.status().message().find("has a critic, the run has none") != std::string::npos);
+  REQUIRE_OK(writer.Start(*engine, "{}"));
+  const auto second = writer.Wait();
+  REQUIRE_OK(second->status);
+  const auto lacking = LoadCheckpoint(Files::Real(), info->path, *restored, restored_critic.get());
+  CHECK(absl::IsInvalidArgument(lacking.status()));
+}
+
 TEST_CASE("an update waits for the snapshot, or copies what is left of it") {
   Setup s;
   const auto engine = s.Engine();

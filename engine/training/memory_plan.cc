@@ -18,7 +18,7 @@ struct Units {
     layer = static_cast<size_t>(map.largest_layer());
     ends = static_cast<size_t>(map.units().front().size() + map.units().back().size());
     layers = layout.layers.size();
-    head = static_cast<size_t>(config.vocab_size * config.hidden_size);
+    head = static_cast<size_t>(config.num_outputs() * config.hidden_size);
   }
   size_t all, layer, ends, layers, head;
 };
@@ -104,7 +104,7 @@ MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, 
   const RowElements row(config, options.checkpointing);
   plan.activations = W * row.kept * units.layers * rows;
   const auto D = static_cast<size_t>(config.hidden_size),
-             V = static_cast<size_t>(config.vocab_size);
+             V = static_cast<size_t>(config.num_outputs());
   const size_t chunk = std::clamp<size_t>(options.logits_bytes / kF32Bytes / V, 1, rows);
   plan.workspace = rows * (W * row.shared + kF32Bytes * (row.gradients + 4)) +
                    chunk * (W * 2 * D + kF32Bytes * (V + 2 * D + 4));

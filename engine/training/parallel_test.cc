@@ -175,6 +175,43 @@ TEST_CASE("one to four ranks end twenty steps with the same bits, in every layou
   }
 }
 
+TEST_CASE("a critic has the same values and the same bits in every layout") {
+  PhiloxStream random(stretto::testing::Seed(), 98);
+  INFO("seed " << stretto::testing::Seed());
+  const ModelConfig config = WithValueHead(RandomConfig(random));
+  const std::vector<TrainBatch> batches = Batches(config, 3, 99);
+  TrainerOptions options = SmallOptions(kLength);
+  options.parallel.reduction_leaves = 64;
+  struct Learned {
+    Outcome outcome;
+    std::vector<float> values;
+  };
+  const auto run = [&](Communicator* group) {
+    const auto device = MakeDevice("cpu", 1);
+    const auto engine = EngineIn(group, *device, config, options);
+    Learned learned;
+    Take(*engine, batches, learned.outcome);
+    const auto values = engine->LogProbs(batches[0]);
+    STRETTO_CHECK(values.ok());
+    for (const auto& of_group : values->logprobs) {
+      for (const auto& v : of_group) {
+        learned.values.insert(learned.values.end(), v.begin(), v.end());
+      }
+    }
+    return learned;
+  };
+  const Learned alone = run(nullptr);
+  REQUIRE(alone.outcome.norms[0] > 0);
+  for (const DataParallel kind : kLayouts) {
+    options.parallel.kind = kind;
+    INFO(Name(kind));
+    for (const Learned& l : RunRanks<Learned>(3, [&](Communicator& c) { return run(&c); })) {
+      CHECK(Difference(alone.outcome, l.outcome) == "");
+      CHECK(SameBits(alone.values, l.values));
+    }
+  }
+}
+
 TEST_CASE("leaves of several micro-batches, weight decay, recomputation: the same bits") {
   PhiloxStream random(stretto::testing::Seed(), 94);
   for (int round = 0; round < 3; ++round) {

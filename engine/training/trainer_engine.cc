@@ -113,8 +113,9 @@ MicroBatchLimits TrainerEngine::Limits() const {
 }
 
 absl::StatusOr<StepResult> TrainerEngine::Step(const TrainBatch& batch, const Objective& objective,
-                                               double skip_above_norm) {
+                                               double skip_above_norm, const UpdateOfStep& update) {
   skip_above_norm_ = skip_above_norm;
+  update_ = update;
   absl::StatusOr<StepResult> result = TakeStep(batch, objective);
   if (!result.ok() && tensor_ != nullptr) tensor_->EndBroken();
   return result;
@@ -157,7 +158,8 @@ absl::StatusOr<StepResult> TrainerEngine::TakeStep(const TrainBatch& batch,
   result.num_trained_tokens = batch.num_tokens();
   result.entropy /= static_cast<double>(result.num_trained_tokens);
   RETURN_IF_ERROR(Update(result));
-  result.version = ++counters_.version;
+  if (update_.is_last()) ++counters_.version;
+  result.version = counters_.version;
   return result;
 }
 
@@ -270,7 +272,8 @@ void TrainerEngine::EvaluateObjective(const TrainBatch& batch, const MicroBatch&
     std::copy(c.behaviour_logprobs.begin(), c.behaviour_logprobs.end(), behaviour.begin() + begin);
     reference.insert(reference.end(), c.reference_logprobs.begin(), c.reference_logprobs.end());
     advantages.push_back(c.advantage);
-    for (size_t j = 0; j < c.policy_versions.size() && !c.behaviour_logprobs.empty(); ++j) {
+    const bool compares = update_.is_first() && !c.behaviour_logprobs.empty();
+    for (size_t j = 0; j < c.policy_versions.size() && compares; ++j) {
       if (c.policy_versions[j] != counters_.version) continue;
       const double difference = std::abs(double{logprobs[begin + j]} - c.behaviour_logprobs[j]);
       // Written so that a NaN is kept.

@@ -48,6 +48,13 @@ struct TrainerOptions {
   OptimizerStorage storage;
 };
 
+// A step may be several updates, of mini-batches for one: they end in one version.
+struct UpdateOfStep {
+  int64_t index = 0, count = 1;
+  bool is_first() const { return index == 0; }
+  bool is_last() const { return index + 1 == count; }
+};
+
 struct StepResult {
   int64_t version = 0;  // after the step
   double loss = 0;
@@ -135,11 +142,17 @@ class TrainerEngine {
 
   // One optimizer step. An invalid batch is InvalidArgument and changes nothing. A gradient whose
   // norm is above `skip_above_norm` (the same on all ranks) is skipped like one that isn't finite.
+  // Of a step's several updates the last raises the version, and the first alone is compared with
+  // the generators' log-probs.
   absl::StatusOr<StepResult> Step(const TrainBatch& batch, const Objective& objective,
-                                  double skip_above_norm = std::numeric_limits<double>::infinity());
+                                  double skip_above_norm = std::numeric_limits<double>::infinity(),
+                                  const UpdateOfStep& update = {});
+  // A step that changes nothing but the version.
+  void PassStep() { ++counters_.version; }
   // Cross-entropy on sequences, with the same machinery.
   absl::StatusOr<StepResult> SupervisedStep(absl::Span<const SupervisedSequence> sequences);
-  // Log-probs under the current weights; nothing changes.
+  // Log-probs under the current weights, or the values of a model with a value head; nothing
+  // changes.
   absl::StatusOr<BatchLogProbs> LogProbs(const TrainBatch& batch);
 
   // A copy of the current weights; all ranks make it at the same time under fsdp. The first form
@@ -256,6 +269,7 @@ class TrainerEngine {
   std::unique_ptr<TrainingPass> pass_;
   TrainerCounters counters_;
   double skip_above_norm_ = 0;  // of the step under way
-  absl::Status broken_;         // why the state is not that of a finished step
+  UpdateOfStep update_;
+  absl::Status broken_;  // why the state is not that of a finished step
 };
 }  // namespace stretto::engine

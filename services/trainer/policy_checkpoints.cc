@@ -34,9 +34,11 @@ absl::Status PolicyTrainer::RestoreOrBegin() {
         LogWarning("checkpoint ", folder, " cannot be used: ", why.ToString());
         absl::StrAppend(&notice, notice.empty() ? "" : "; ", "checkpoint ", folder,
                         " is damaged and was passed over: ", why.message());
-      });
+      },
+      critic_.get());
   if (absl::IsNotFound(info.status())) {
-    return engine_->LoadModel(*host_->files.tensors, run_.run.seed, start_adapter_.get());
+    RETURN_IF_ERROR(engine_->LoadModel(*host_->files.tensors, run_.run.seed, start_adapter_.get()));
+    return has_critic() ? LoadCritic() : absl::OkStatus();
   }
   RETURN_IF_ERROR(info.status());
   ASSIGN_OR_RETURN(const CheckpointExtra extra, ParseExtra(info->extra_json));
@@ -91,7 +93,7 @@ absl::Status PolicyTrainer::BeginSave(const SaveRequest& request) {
     save_.version = version;
     save_.extra_json = request.extra_json;
   }
-  const absl::Status status = writer_->Start(*engine_, ToJson(extra));
+  const absl::Status status = writer_->Start(*engine_, ToJson(extra), critic_.get());
   if (!status.ok()) {
     absl::MutexLock state(&state_mutex_);
     save_.is_over = true;

@@ -121,11 +121,13 @@ absl::Status PolicyTrainer::CreateEngine(const std::string& layout) {
   ASSIGN_OR_RETURN(engine::PeftAdapter adapter,
                    engine::ResolveLora(host_->files.config, {lora.rank, lora.alpha, lora.targets},
                                        lora.adapter));
+  const engine::TrainerOptions options_of_critic = options;
   options.lora = adapter.lora;
   start_adapter_ = std::move(adapter.tensors);
   ASSIGN_OR_RETURN(engine_, engine::TrainerEngine::Create(*host_->device, host_->files.config,
                                                           options, Clock::Real(), group_.get()));
   RETURN_IF_ERROR(engine_->LoadBase(*host_->files.tensors));
+  if (has_critic()) RETURN_IF_ERROR(CreateCritic(options_of_critic));
   absl::MutexLock lock(&state_mutex_);
   state_.num_parameters = engine_->num_parameters();
   return absl::OkStatus();
@@ -191,21 +193,34 @@ absl::StatusOr<StepOutcome> PolicyTrainer::TakeStep(const StepRequest& request) 
   return outcome;
 }
 
-absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
-  const int64_t start_ns = Clock::Real().NowNs();
-  ASSIGN_OR_RETURN(rl::ObjectiveOptions options, ObjectiveOptionsOf(run_));
-  if (request.kl_coef.has_value()) options.kl_coef = *request.kl_coef;
+// One update, by the whole batch.
+absl::StatusOr<PolicyTrainer::Computed> PolicyTrainer::Update(const StepRequest& request,
+                                                              const rl::ObjectiveOptions& options) {
   ASSIGN_OR_RETURN(const auto objective, rl::MakeObjective(run_.algorithm.name, options));
   const bool divides = run_.algorithm.advantage_scale == "batch_std";
   const StepObjective step_objective(objective, request.batch, request.base_version,
                                      divides ? AdvantageDivisor(request.batch) : 1.0);
-  const double collective_seconds = CollectiveSeconds(group_.get());
-  ASSIGN_OR_RETURN(const engine::StepResult result,
+  Computed computed;
+  ASSIGN_OR_RETURN(computed.result,
                    engine_->Step(request.batch, step_objective, request.skip_above_norm));
-  ASSIGN_OR_RETURN(const StepSums sums, SumsOfAll(request, step_objective));
-  const auto& mismatch = step_objective.first_mismatch();
-  if (mismatch.has_value() && run_.schedule.numerics == "exact") {
-    LogMismatch(*mismatch, request, result.logprob_mismatch_max);
+  ASSIGN_OR_RETURN(const StepSums sums, SumsOfAll(request.batch, step_objective.step()));
+  computed.metrics = sums.Total().Metrics();
+  computed.refused = sums.refused.status;
+  computed.mismatch = step_objective.first_mismatch();
+  computed.rank_grad_norm = step_objective.grad_norm();
+  return computed;
+}
+
+absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
+  const int64_t start_ns = Clock::Real().NowNs();
+  ASSIGN_OR_RETURN(rl::ObjectiveOptions options, ObjectiveOptionsOf(run_));
+  if (request.kl_coef.has_value()) options.kl_coef = *request.kl_coef;
+  const double collective_seconds = CollectiveSeconds(group_.get());
+  ASSIGN_OR_RETURN(const Computed computed,
+                   has_critic() ? UpdateByPpo(request, options) : Update(request, options));
+  const engine::StepResult& result = computed.result;
+  if (computed.mismatch.has_value() && run_.schedule.numerics == "exact") {
+    LogMismatch(*computed.mismatch, request, result.logprob_mismatch_max);
   }
   const int64_t publish_ns = Clock::Real().NowNs();
   StepOutcome outcome;
@@ -213,34 +228,15 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   ASSIGN_OR_RETURN(outcome.hash, Publish());
   outcome.skipped = result.skipped;
   outcome.skip_reason = result.skip_reason;
-  if (!sums.refused.status.ok()) {
-    absl::StrAppend(&outcome.skip_reason, " (", sums.refused.status.message(), ")");
+  if (!computed.refused.ok()) {
+    absl::StrAppend(&outcome.skip_reason, " (", computed.refused.message(), ")");
   }
   outcome.num_tokens = result.num_computed_tokens;
-  outcome.metrics = sums.Total().Metrics();
+  outcome.metrics = computed.metrics;
   outcome.metrics["kl_coef"] = options.kl_coef;
-  outcome.metrics["entropy"] = result.entropy;
-  outcome.metrics["grad_norm"] = result.grad_norm;
-  outcome.metrics["lr"] = result.lr;
-  outcome.metrics["logprob_mismatch_max"] = result.logprob_mismatch_max;
-  // Between this trainer and the generators: of quantised weights, what quantising costs.
-  outcome.metrics["logprob_mismatch_mean"] =
-      result.logprob_mismatch_sum /
-      static_cast<double>(std::max<int64_t>(1, result.num_compared_tokens));
-  outcome.metrics["compared_tokens"] = static_cast<double>(result.num_compared_tokens);
-  outcome.metrics["trained_tokens"] = static_cast<double>(result.num_trained_tokens);
-  outcome.metrics["micro_batches"] = static_cast<double>(result.num_micro_batches);
-  outcome.metrics["completion_length"] =
-      static_cast<double>(result.num_trained_tokens) /
-      static_cast<double>(std::max<int64_t>(1, request.batch.num_completions()));
-  outcome.metrics["reward_mean"] = request.reward_mean;
-  outcome.metrics["reward_std"] = request.reward_std;
-  outcome.metrics["forward_seconds"] = result.forward_seconds;
-  outcome.metrics["objective_seconds"] = result.objective_seconds;
-  outcome.metrics["backward_seconds"] = result.backward_seconds;
-  outcome.metrics["optimizer_seconds"] = result.optimizer_seconds;
+  AddMetrics(request, result, outcome);
   outcome.metrics["publish_seconds"] = SecondsSince(publish_ns);
-  outcome.metrics["rank_grad_norm"] = step_objective.grad_norm();
+  outcome.metrics["rank_grad_norm"] = computed.rank_grad_norm;
   outcome.metrics["collective_seconds"] = CollectiveSeconds(group_.get()) - collective_seconds;
   outcome.seconds = SecondsSince(start_ns);
   outcome.metrics["train_seconds"] = outcome.seconds;
@@ -250,16 +246,47 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   return outcome;
 }
 
+void PolicyTrainer::AddMetrics(const StepRequest& request, const engine::StepResult& result,
+                               StepOutcome& outcome) const {
+  outcome.metrics["entropy"] = result.entropy;
+  outcome.metrics["grad_norm"] = result.grad_norm;
+  outcome.metrics["lr"] = result.lr;
+  outcome.metrics["logprob_mismatch_max"] = result.logprob_mismatch_max;
+  // Between this trainer and the generators: of quantised weights, what quantising costs.
+  outcome.metrics["logprob_mismatch_mean"] =
+      result.logprob_mismatch_sum /
+      static_cast<double>(std::max<int64_t>(1, result.num_compared_tokens));
+  outcome.metrics["compared_tokens"] = static_cast<double>(result.num_compared_tokens);
+  outcome.metrics["trained_tokens"] = static_cast<double>(request.batch.num_tokens());
+  outcome.metrics["micro_batches"] = static_cast<double>(result.num_micro_batches);
+  outcome.metrics["completion_length"] =
+      static_cast<double>(request.batch.num_tokens()) /
+      static_cast<double>(std::max<int64_t>(1, request.batch.num_completions()));
+  outcome.metrics["reward_mean"] = request.reward_mean;
+  outcome.metrics["reward_std"] = request.reward_std;
+  outcome.metrics["forward_seconds"] = result.forward_seconds;
+  outcome.metrics["objective_seconds"] = result.objective_seconds;
+  outcome.metrics["backward_seconds"] = result.backward_seconds;
+  outcome.metrics["optimizer_seconds"] = result.optimizer_seconds;
+}
+
 // The share of the machine's matrix throughput (of all ranks' machines, taken to be alike) that a
 // step's products are: six operations for each weight and token that it is multiplied with, four
-// for one that is frozen. Attention is left out.
+// for one that is frozen. Attention is left out. A critic is counted as one that sees the same
+// rows.
 double PolicyTrainer::Utilization(const engine::StepResult& result, double seconds) const {
   const engine::ModelConfig& c = engine_->config();
   const auto head = static_cast<double>(c.vocab_size * c.hidden_size);
   const double body = static_cast<double>(engine_->num_parameters()) - head;
   const double per_weight = engine_->options().lora ? 4 : 6;
-  const double flops = per_weight * (body * static_cast<double>(result.num_computed_tokens) +
-                                     head * static_cast<double>(result.num_trained_tokens));
+  double flops = per_weight * (body * static_cast<double>(result.num_computed_tokens) +
+                               head * static_cast<double>(result.num_trained_tokens));
+  if (critic_ != nullptr) {
+    const engine::ModelConfig& of_critic = critic_->config();
+    const auto embedding = static_cast<double>(of_critic.vocab_size * of_critic.hidden_size);
+    flops += 6 * (static_cast<double>(critic_->num_parameters()) - embedding) *
+             static_cast<double>(result.num_computed_tokens);
+  }
   const double num_ranks = group_ == nullptr ? 1 : group_->size();
   return flops / (num_ranks * matrix_ceiling_ * std::max(seconds, 1e-9));
 }

@@ -26,6 +26,7 @@
 #include "services/common/model_host.h"
 #include "services/trainer/delta_encoder.h"
 #include "services/trainer/group_seat.h"
+#include "services/trainer/ppo_batch.h"
 #include "services/trainer/step_objective.h"
 
 namespace stretto::services {
@@ -38,7 +39,8 @@ struct StepRequest {
   // A gradient with a larger norm changes nothing.
   double skip_above_norm = std::numeric_limits<double>::infinity();
   engine::TrainBatch batch;
-  double reward_mean = 0, reward_std = 0;  // of the batch's completions, for the metrics
+  std::vector<std::vector<double>> rewards;  // by group and completion
+  double reward_mean = 0, reward_std = 0;    // of them, for the metrics
 };
 
 struct StepOutcome {
@@ -139,7 +141,38 @@ class PolicyTrainer {
   absl::StatusOr<std::string> Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   absl::StatusOr<StepOutcome> Compute(const StepRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
-  absl::StatusOr<StepSums> SumsOfAll(const StepRequest& request, const StepObjective& objective)
+  // What a step's updates, one or many, came to.
+  struct Computed {
+    engine::StepResult result;
+    std::map<std::string, double> metrics;  // of the objective
+    absl::Status refused;                   // what it refused first
+    absl::optional<Mismatch> mismatch;
+    double rank_grad_norm = 0;
+  };
+  absl::StatusOr<Computed> Update(const StepRequest& request, const rl::ObjectiveOptions& options)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  void AddMetrics(const StepRequest& request, const engine::StepResult& result,
+                  StepOutcome& outcome) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::StatusOr<StepSums> SumsOfAll(const engine::TrainBatch& batch, const StepSums& mine)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+
+  // PPO, in policy_trainer_ppo.cc: a critic beside the policy, and several updates a step.
+  bool has_critic() const { return run_.algorithm.name == "ppo"; }
+  absl::Status CreateCritic(engine::TrainerOptions options)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::Status LoadCritic() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  struct PpoUpdates;
+  absl::StatusOr<Computed> UpdateByPpo(const StepRequest& request,
+                                       const rl::ObjectiveOptions& options)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::StatusOr<PpoBatch> CollectPpoBatch(const StepRequest& request, double kl_coef)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::Status UpdatePolicy(const StepRequest& request, const rl::Objective& objective,
+                            const MiniBatch& batch, const engine::UpdateOfStep& update,
+                            PpoUpdates& updates) ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  Computed ComputedOf(PpoUpdates& updates, const PpoBatch& batch, int64_t num_updates) const;
+  absl::Status UpdateCritic(const rl::ObjectiveOptions& options, const MiniBatch& batch,
+                            const engine::UpdateOfStep& update, PpoUpdates& updates)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   double Utilization(const engine::StepResult& result, double seconds) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
@@ -161,6 +194,8 @@ class PolicyTrainer {
   // Outlives the engine; null: alone.
   std::shared_ptr<engine::Communicator> group_ ABSL_GUARDED_BY(engine_mutex_);
   std::unique_ptr<engine::TrainerEngine> engine_ ABSL_GUARDED_BY(engine_mutex_);
+  // Trained beside it, at the same version; null: the algorithm has none.
+  std::unique_ptr<engine::TrainerEngine> critic_ ABSL_GUARDED_BY(engine_mutex_);
 
   mutable absl::Mutex state_mutex_;
   TrainerState state_ ABSL_GUARDED_BY(state_mutex_);

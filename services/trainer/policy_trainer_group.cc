@@ -20,6 +20,7 @@ absl::StatusOr<TrainerState> PolicyTrainer::JoinGroup(const GroupRequest& reques
   // older one still writes.
   writer_ = nullptr;
   engine_ = nullptr;
+  critic_ = nullptr;
   group_ = nullptr;
   {
     absl::MutexLock state(&state_mutex_);
@@ -41,6 +42,7 @@ absl::StatusOr<TrainerState> PolicyTrainer::JoinGroup(const GroupRequest& reques
     group_->Abort(status.message());
     writer_ = nullptr;
     engine_ = nullptr;
+    critic_ = nullptr;
     absl::MutexLock state(&state_mutex_);
     state_ = TrainerState();
     return status;
@@ -65,19 +67,19 @@ absl::Status PolicyTrainer::Agreed(const absl::Status& mine) const {
 
 // The objective saw this rank's sequences; metrics are of all, in the order in which one trainer
 // alone would have added them up.
-absl::StatusOr<StepSums> PolicyTrainer::SumsOfAll(const StepRequest& request,
-                                                  const StepObjective& objective) {
-  if (group_ == nullptr) return objective.step();
+absl::StatusOr<StepSums> PolicyTrainer::SumsOfAll(const engine::TrainBatch& batch,
+                                                  const StepSums& mine) {
+  if (group_ == nullptr) return mine;
   const engine::TrainerOptions& options = engine_->options();
-  ASSIGN_OR_RETURN(const std::vector<engine::MicroBatch> micro_batches,
-                   engine::CutMicroBatches(request.batch,
-                                           {options.micro_batch_tokens, options.max_sequence_length,
-                                            engine_->config().vocab_size}));
+  ASSIGN_OR_RETURN(
+      const std::vector<engine::MicroBatch> micro_batches,
+      engine::CutMicroBatches(batch, {options.micro_batch_tokens, options.max_sequence_length,
+                                      engine_->config().vocab_size}));
   std::vector<engine::CompletionRef> order;
   for (const engine::MicroBatch& m : micro_batches) {
     order.insert(order.end(), m.completions.begin(), m.completions.end());
   }
-  return GatherSums(*group_, objective.step(), order);
+  return GatherSums(*group_, mine, order);
 }
 
 void PolicyTrainer::ReportGroup() {

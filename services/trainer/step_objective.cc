@@ -8,6 +8,20 @@
 #include "rl/advantages.h"
 
 namespace stretto::services {
+namespace {
+const TokenTargets& TargetsOf(const BatchTargets& targets, const engine::CompletionRef& ref) {
+  return targets[ref.group][ref.completion];
+}
+
+// The engine skips a step whose loss is not a number.
+void Refuse(const engine::CompletionRef& ref, const absl::Status& status, StepSums& step,
+            engine::ObjectiveOutput& output) {
+  output.loss = std::nan("");
+  if (!step.refused.status.ok()) return;
+  step.refused = {ref, Annotate(status, absl::StrCat("group ", ref.group))};
+}
+}  // namespace
+
 double AdvantageDivisor(const engine::TrainBatch& batch) {
   std::vector<double> advantages;
   for (const auto& group : batch.groups) {
@@ -26,11 +40,13 @@ rl::LossSums StepSums::Total() const {
 }
 
 StepObjective::StepObjective(const rl::Objective& objective, const engine::TrainBatch& batch,
-                             int64_t base_version, double advantage_divisor)
+                             int64_t base_version, double advantage_divisor,
+                             const BatchTargets* targets)
     : objective_(objective),
       batch_(batch),
       base_version_(base_version),
-      advantage_divisor_(advantage_divisor) {}
+      advantage_divisor_(advantage_divisor),
+      targets_(targets) {}
 
 void StepObjective::Evaluate(const engine::ObjectiveInput& input,
                              engine::ObjectiveOutput& output) const {
@@ -47,6 +63,11 @@ void StepObjective::Evaluate(const engine::ObjectiveInput& input,
     }
     in.entropies_T = input.entropy.subspan(begin, size);
     in.advantage = input.advantages[i] / advantage_divisor_;
+    if (targets_ != nullptr) {
+      const TokenTargets& targets = TargetsOf(*targets_, input.completions[i]);
+      in.advantages_T = targets.advantages;
+      in.proximal_logprobs_T = targets.proximal_logprobs;
+    }
     in.id = input.completions[i].completion;
     const absl::StatusOr<rl::LossSums> sums =
         objective_.Evaluate(in, totals,
@@ -63,12 +84,33 @@ void StepObjective::Evaluate(const engine::ObjectiveInput& input,
   for (const float d : output.d_logprobs) state_.squared_gradients += double{d} * d;
 }
 
-// The engine skips a step whose loss is not a number.
 void StepObjective::Refuse(const engine::CompletionRef& ref, const absl::Status& status,
                            engine::ObjectiveOutput& output) const {
-  output.loss = std::nan("");
-  StepSums::Refusal& refused = state_.step.refused;
-  if (refused.status.ok()) refused = {ref, Annotate(status, absl::StrCat("group ", ref.group))};
+  services::Refuse(ref, status, state_.step, output);
+}
+
+void CriticObjective::Evaluate(const engine::ObjectiveInput& input,
+                               engine::ObjectiveOutput& output) const {
+  const rl::StepTotals totals{.num_tokens = input.step_tokens,
+                              .num_sequences = input.step_completions};
+  for (size_t i = 0; i + 1 < input.completion_begin.size(); ++i) {
+    const auto begin = static_cast<size_t>(input.completion_begin[i]);
+    const auto size = static_cast<size_t>(input.completion_begin[i + 1]) - begin;
+    const engine::CompletionRef& ref = input.completions[i];
+    const TokenTargets& targets = TargetsOf(targets_, ref);
+    const rl::CriticInputs in{.values_T = input.logprobs.subspan(begin, size),
+                              .old_values_T = targets.old_values,
+                              .returns_T = targets.returns,
+                              .id = ref.completion};
+    const auto sums =
+        rl::EvaluateCritic(options_, in, totals, output.d_logprobs.subspan(begin, size));
+    if (sums.ok()) {
+      output.loss += sums->loss;
+      step_.sequences.push_back({ref, *sums});
+    } else {
+      Refuse(ref, Annotate(sums.status(), "critic"), step_, output);
+    }
+  }
 }
 
 void StepObjective::Compare(const engine::CompletionRef& ref,

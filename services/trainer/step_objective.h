@@ -23,6 +23,13 @@ struct Mismatch {
   float trainer_logprob = 0, generator_logprob = 0;
 };
 
+// What an objective with a critic is told of a completion, by token.
+struct TokenTargets {
+  std::vector<float> advantages, old_values, returns;
+  std::vector<float> proximal_logprobs;  // or empty
+};
+using BatchTargets = std::vector<std::vector<TokenTargets>>;  // by group and completion
+
 // rl::BatchScale of the advantages of the batch's completions that have tokens.
 double AdvantageDivisor(const engine::TrainBatch& batch);
 
@@ -47,10 +54,12 @@ struct StepSums {
 // For one step of one batch. Not thread-safe.
 class StepObjective final : public engine::Objective {
  public:
-  // All outlive the object. `base_version`: the version that the step starts from. Advantages are
-  // divided by `advantage_divisor`.
+  // All outlive the object. `base_version`: the version that the step starts from; −1: weights have
+  // changed since, nothing is compared. Advantages are
+  // divided by `advantage_divisor`, or are those of `targets`.
   StepObjective(const rl::Objective& objective, const engine::TrainBatch& batch,
-                int64_t base_version, double advantage_divisor = 1.0);
+                int64_t base_version, double advantage_divisor = 1.0,
+                const BatchTargets* targets = nullptr);
 
   void Evaluate(const engine::ObjectiveInput& input,
                 engine::ObjectiveOutput& output) const override;
@@ -78,6 +87,23 @@ class StepObjective final : public engine::Objective {
   const engine::TrainBatch& batch_;
   const int64_t base_version_;
   const double advantage_divisor_;
+  const BatchTargets* targets_;
   mutable State state_;  // of the step under way
+};
+
+// The same for a critic's update: what the engine takes for log-probs are its values.
+class CriticObjective final : public engine::Objective {
+ public:
+  // `targets` outlive the object.
+  CriticObjective(const rl::ObjectiveOptions& options, const BatchTargets& targets)
+      : options_(options), targets_(targets) {}
+  void Evaluate(const engine::ObjectiveInput& input,
+                engine::ObjectiveOutput& output) const override;
+  const StepSums& step() const { return step_; }
+
+ private:
+  const rl::ObjectiveOptions options_;
+  const BatchTargets& targets_;
+  mutable StepSums step_;
 };
 }  // namespace stretto::services

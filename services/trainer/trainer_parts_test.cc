@@ -12,6 +12,7 @@
 #include "services/common/weights_relay.h"
 #include "services/trainer/delta_encoder.h"
 #include "services/trainer/outcome_json.h"
+#include "services/trainer/ppo_batch.h"
 #include "services/trainer/step_objective.h"
 
 namespace stretto::services {
@@ -89,6 +90,91 @@ struct Spread {
   uint64_t num_bytes = 0;
 };
 }  // namespace
+
+TEST_CASE("advantages and returns of a batch, by hand") {
+  engine::TrainBatch batch;
+  batch.groups.resize(2);
+  for (engine::TrainGroup& g : batch.groups) g.prompt_ids = {1};
+  batch.groups[0].completions = {Completion({5, 6}, {-1.0f, -2.0f}, {0, 0}),
+                                 Completion({}, {}, {})};
+  batch.groups[1].completions = {Completion({7}, {-0.5f}, {0})};
+  batch.groups[0].completions[0].reference_logprobs = {-1.5f, -2.0f};
+  batch.groups[1].completions[0].reference_logprobs = {-0.5f};
+  const std::vector<std::vector<double>> scores = {{1.0, 3.0}, {0.0}};
+  const std::vector<std::vector<std::vector<float>>> values = {{{0.25f, 0.5f}, {}}, {{0.75f}}};
+  PpoBatchOptions options;
+  options.gae = {.gamma = 1, .lambda = 0.5};
+  options.whiten_advantages = false;
+  options.kl_coef = 0.1;
+  options.kl_estimator = rl::KlEstimator::kK1;
+  const auto made = MakePpoBatch({batch, scores, values}, options);
+  REQUIRE_OK(made);
+  // Rewards −0.1 · 0.5 and 1; the last token: 1 − 0.5, the first: −0.05 + 0.5 − 0.25 + half of it.
+  const TokenTargets& first = made->targets[0][0];
+  CHECK(first.advantages[1] == Approx(0.5));
+  CHECK(first.advantages[0] == Approx(0.2 + 0.25));
+  CHECK(first.returns[0] == Approx(0.45 + 0.25));
+  CHECK(first.old_values == std::vector<float>{0.25f, 0.5f});
+  CHECK(made->targets[0][1].advantages.empty());
+  CHECK(made->targets[1][0].advantages[0] == Approx(-0.75));
+  CHECK(made->metrics.at("kl") == Approx(0.5 / 3));
+  CHECK(made->metrics.at("kl_penalty") == Approx(-0.05 / 3));
+  CHECK(made->metrics.at("value_mean") == Approx(0.5));
+  const double mean = (0.7 + 1.0 + 0.0) / 3, mean_error = (0.45 + 0.5 - 0.75) / 3;
+  const auto variance = [](std::vector<double> x, double m) {
+    double sum = 0;
+    for (const double v : x) sum += (v - m) * (v - m);
+    return sum;
+  };
+  CHECK(made->metrics.at("explained_variance") ==
+        Approx(1 - variance({0.45, 0.5, -0.75}, mean_error) / variance({0.7, 1, 0}, mean)));
+  options.whiten_advantages = true;
+  const auto white = MakePpoBatch({batch, scores, values}, options);
+  REQUIRE_OK(white);
+  const auto& a = white->targets;
+  CHECK(a[0][0].advantages[0] + a[0][0].advantages[1] + a[1][0].advantages[0] ==
+        Approx(0).margin(1e-6));
+  CHECK(a[0][0].returns == first.returns);
+
+  auto broken = values;
+  broken[1][0][0] = std::numeric_limits<float>::quiet_NaN();
+  const auto refused = MakePpoBatch({batch, scores, broken}, options);
+  CHECK(refused.status().message().find("group 1, completion 0: token 0") != std::string::npos);
+}
+
+TEST_CASE("mini-batches have every completion once an epoch, with its targets") {
+  engine::TrainBatch batch;
+  BatchTargets targets;
+  for (int g = 0; g < 5; ++g) {
+    batch.groups.emplace_back().prompt_ids = {100 + g};
+    targets.emplace_back();
+    for (int c = 0; c < 3; ++c) {
+      const bool is_empty = g == 2 && c == 1;
+      batch.groups.back().completions.push_back(is_empty ? Completion({}, {}, {})
+                                                         : Completion({10 * g + c}, {-1}, {0}));
+      targets.back().push_back({});
+      if (!is_empty) targets.back().back().advantages = {static_cast<float>(10 * g + c)};
+    }
+  }
+  const rl::MiniBatchOptions options{.num_epochs = 2, .size = 4, .seed = 3, .step = 1};
+  const auto plan = PlanUpdates(batch, options);
+  REQUIRE(plan.size() == 8);  // 14 completions: 4, 4, 4 and 2, twice
+  std::map<int32_t, int> seen;
+  for (const auto& refs : plan) {
+    const MiniBatch mini = TakeMiniBatch(batch, targets, refs);
+    for (size_t g = 0; g < mini.batch.groups.size(); ++g) {
+      const engine::TrainGroup& group = mini.batch.groups[g];
+      for (size_t c = 0; c < group.completions.size(); ++c) {
+        const int32_t id = group.completions[c].ids[0];
+        CHECK(group.prompt_ids[0] == 100 + id / 10);
+        CHECK(mini.targets[g][c].advantages[0] == static_cast<float>(id));
+        ++seen[id];
+      }
+    }
+  }
+  CHECK(seen.size() == 14);
+  for (const auto& [id, count] : seen) CHECK(count == 2);
+}
 
 TEST_CASE("a receiver whose relay dies goes on at the next source where it was") {
   const Spread spread;

@@ -202,6 +202,7 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
         return absl::InvalidArgumentError(
             absl::StrCat("more groups than the ", num_groups, " of the header"));
       }
+      std::vector<double>& rewards_of_group = request.rewards.emplace_back();
       for (const v1::Experience& experience : chunk.group().experiences()) {
         if (!std::isfinite(experience.reward()) || !std::isfinite(experience.advantage())) {
           return absl::InvalidArgumentError(absl::StrCat("prompt ",
@@ -209,6 +210,7 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
                                                          ": a reward or advantage is not finite"));
         }
         rewards.Add(experience.reward());
+        rewards_of_group.push_back(experience.reward());
       }
       request.batch.groups.push_back(ToTrainGroup(chunk.group()));
     }

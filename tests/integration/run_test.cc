@@ -312,6 +312,37 @@ TEST_CASE("other objectives, and an adaptive KL coefficient that goes on where i
   CHECK(of_other["logprob_mismatch_max"] == 0.0);
 }
 
+TEST_CASE("ppo with a critic goes on after a kill to the same bits") {
+  TestRunOptions ppo = Options();
+  ppo.algorithm =
+      "algorithm: {name: ppo, kl_coef: 0.05, kl_target: 0.0001, kl_horizon: 8}\n"
+      "ppo: {epochs: 2, mini_batch: 3, critic_lr: 1.0e-4, critic_warmup_steps: 1}\n";
+  const std::vector<std::string> sets = {"train.steps=4", "train.checkpoint_every=1",
+                                         "eval.before=false", "eval.every=0"};
+  Cluster undisturbed(sets, ppo);
+  undisturbed.StartAll();
+  const json expected = undisturbed.Finish();
+  CHECK(expected["steps"] == 4);
+  CHECK(expected["logprob_mismatch_max"] == 0.0);
+  const json& last = expected["last_step"];
+  CHECK(last["updates"] == 2 * 3);  // 8 completions: 3, 3 and 2
+  CHECK(last["skipped_updates"] == 0);
+  CHECK(last["value_loss"] > 0);
+  CHECK(last["critic_grad_norm"] > 0);
+  CHECK(last.contains("explained_variance"));
+  CHECK(last["kl_coef"] != 0.05);
+
+  Cluster killed(sets, ppo);
+  killed.StartAll();
+  REQUIRE(Eventually([&] { return killed.Status().step() >= 2; }, 60000));
+  killed.KillAll();
+  killed.StartAll();
+  const json summary = killed.Finish();
+  CHECK(summary["checkpoint_hash"] == expected["checkpoint_hash"]);
+  CHECK(summary["last_step"]["kl_coef"] == last["kl_coef"]);
+  CHECK(summary["last_step"]["value_loss"] == last["value_loss"]);
+}
+
 TEST_CASE("a run waits for its reward service, and says so") {
   const int port = FreePort();
   TestRunOptions options = Options();

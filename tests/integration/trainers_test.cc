@@ -144,12 +144,12 @@ std::vector<v1::PolicyVersion> Join(std::vector<Rank>& ranks, const v1::TrainerG
   return versions;
 }
 
-TEST_CASE("ranks of every layout take the steps of one trainer alone, to the bit") {
+void CheckLayouts(std::vector<std::string> sets, const std::vector<const char*>& names) {
   PhiloxStream random(Seed(), 5);
   INFO("seed " << Seed());
   std::vector<std::vector<v1::ExperienceGroup>> batches;
   for (int i = 0; i < 3; ++i) batches.push_back(RandomGroups(random));
-  const std::vector<std::string> sets = {kLeaves, kSmallBatches};
+  sets.insert(sets.end(), {kLeaves, kSmallBatches});
   const TestRun alone_run;
   Rank alone(alone_run, "trainer-0", sets);
   std::vector<v1::TrainStepResponse> expected(batches.size());
@@ -186,7 +186,7 @@ TEST_CASE("ranks of every layout take the steps of one trainer alone, to the bit
           INFO(statuses[at].error_message());
           REQUIRE(statuses[at].ok());
           CHECK(taken[at].version().hash() == expected[i].version().hash());
-          for (const char* name : {"loss", "grad_norm", "entropy", "ratio_max", "clip_fraction"}) {
+          for (const char* name : names) {
             INFO(name);
             CHECK(taken[at].metrics().at(name) == expected[i].metrics().at(name));
           }
@@ -216,6 +216,16 @@ TEST_CASE("ranks of every layout take the steps of one trainer alone, to the bit
   ranks[1].process.Signal(SIGCONT);
   CHECK(waiting.error_code() == grpc::StatusCode::CANCELLED);
   CHECK(waiting.error_message().find("is being formed") != std::string::npos);
+}
+
+TEST_CASE("ranks of every layout take the steps of one trainer alone, to the bit") {
+  CheckLayouts({}, {"loss", "grad_norm", "entropy", "ratio_max", "clip_fraction"});
+}
+
+TEST_CASE("ranks of every layout take ppo's steps of one trainer alone, to the bit") {
+  CheckLayouts({"algorithm.name=ppo", "ppo.epochs=2", "ppo.mini_batch=5"},
+               {"loss", "grad_norm", "entropy", "ratio_max", "clip_fraction", "value_loss",
+                "explained_variance", "critic_grad_norm"});
 }
 
 // Coordinator, scorer, generator and trainers of one run.
