@@ -1,5 +1,5 @@
 # The project's commands. The scripts work on a bare Debian 12, where there is no make yet.
-.PHONY: build test demo bench bench-generator bench-trainer bench-sync bench-spread bench-pause same-bits simulate resume-chaos chaos trainer-chaos lint format asan tsan clang fuzz clean
+.PHONY: build test demo bench bench-generator bench-trainer bench-sync bench-spread bench-pause bench-e2e bench-async same-bits simulate resume-chaos chaos trainer-chaos lint format asan tsan clang fuzz clean
 build:            ; scripts/install-packages && scripts/build release
 test:             ; scripts/test
 demo:             ; scripts/demo $(ARGS)
@@ -32,5 +32,9 @@ bench-sync:       ; scripts/build release bench_sync stretto stretto-coordinator
 bench-spread:     ; scripts/build release bench_spread stretto-generator && bench/spread
 # What new versions cost a generator that decodes 16 sequences.
 bench-pause:      ; scripts/build release bench_pause && build/release/bin/bench_pause
+# GRPO on SmolLM2 from end to end beside TRL, which it installs into build/bench/venv.
+bench-e2e:        ; scripts/build release $(chaos_programs) && bench/e2e/e2e.py
+# The tiny demo with completions of heavy-tailed length, on-policy and asynchronous.
+bench-async:      ; scripts/build release $(chaos_programs) && bench/asynchrony/asynchrony.py
 bench-%:          ; scripts/build release bench_$* && build/release/bin/bench_$*
 clean:            ; rm -rf build/release build/debug build/asan build/tsan build/clang build/fuzz build/cuda
