@@ -77,7 +77,7 @@ absl::StatusOr<std::shared_ptr<const Constraint>> Constraint::Compile(
   return std::shared_ptr<const Constraint>(new Constraint(*std::move(automaton), std::move(trie)));
 }
 
-int32_t Constraint::Next(int32_t state, int32_t token) const {
+Constraint::State Constraint::Next(State state, int32_t token) const {
   if (state == kDead || token < 0 || token >= trie_->vocab_size()) return kDead;
   const std::string& bytes = trie_->bytes(token);
   if (bytes.empty()) return kDead;
@@ -88,7 +88,9 @@ int32_t Constraint::Next(int32_t state, int32_t token) const {
   return state;
 }
 
-std::shared_ptr<const TokenMask> Constraint::Mask(int32_t state) const {
+std::shared_ptr<const TokenMask> Constraint::Mask(State state) const {
+  // Far from every decision, as within a long string, one mask serves any count.
+  state = automaton_.Representative(state, trie_->max_bytes());
   {
     absl::MutexLock lock(&mutex_);
     const auto found = masks_.find(state);
@@ -101,16 +103,16 @@ std::shared_ptr<const TokenMask> Constraint::Mask(int32_t state) const {
 }
 
 // Walks the trie; where the automaton dies, the whole subtree is left out.
-std::shared_ptr<const TokenMask> Constraint::ComputeMask(int32_t state) const {
+std::shared_ptr<const TokenMask> Constraint::ComputeMask(State state) const {
   auto mask = std::make_shared<TokenMask>();
   mask->bits.resize((static_cast<size_t>(trie_->vocab_size()) + 63) / 64);
   const absl::Span<const TrieNode> nodes = trie_->nodes();
   const absl::Span<const int32_t> tokens = trie_->tokens();
-  std::vector<int32_t> states{state};  // by depth
+  std::vector<State> states{state};  // by depth
   for (int32_t n = 0; n < static_cast<int32_t>(nodes.size());) {
     const TrieNode& node = nodes[n];
     states.resize(static_cast<size_t>(node.depth));
-    const int32_t next = automaton_.Next(states.back(), node.byte);
+    const State next = automaton_.Next(states.back(), node.byte);
     if (next == kDead) {
       n = node.end;
       continue;

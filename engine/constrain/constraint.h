@@ -44,7 +44,8 @@ absl::StatusOr<ConstraintSpec> SpecOfTexts(absl::Span<const std::string> texts);
 
 class Constraint {
  public:
-  static constexpr int32_t kDead = Automaton::kDead;
+  using State = Automaton::State;  // of a completion's text so far; the start is 0
+  static constexpr State kDead = Automaton::kDead;
 
   // InvalidArgument with the reason and the place: the text can't be read, is too large or complex,
   // or matches nothing that the vocabulary can write but the empty text. Blocks while it compiles:
@@ -53,28 +54,28 @@ class Constraint {
       const ConstraintSpec& spec, std::shared_ptr<const TokenTrie> trie,
       const AutomatonLimits& limits = {});
 
-  int32_t start() const { return automaton_.start(); }
+  State start() const { return automaton_.start(); }
   int32_t vocab_size() const { return trie_->vocab_size(); }
   // Whether a token stands for text. Those that don't are never allowed by themselves.
   bool HasText(int32_t token) const {
     return token < trie_->vocab_size() && !trie_->bytes(token).empty();
   }
   // The state after a token, kDead if it isn't allowed.
-  int32_t Next(int32_t state, int32_t token) const;
+  State Next(State state, int32_t token) const;
   // Whether the completion may end here; and whether it must.
-  bool MayEnd(int32_t state) const { return automaton_.Accepts(state); }
-  bool MustEnd(int32_t state) const { return automaton_.IsEnd(state); }
-  std::shared_ptr<const TokenMask> Mask(int32_t state) const;
+  bool MayEnd(State state) const { return automaton_.Accepts(state); }
+  bool MustEnd(State state) const { return automaton_.IsEnd(state); }
+  std::shared_ptr<const TokenMask> Mask(State state) const;
 
  private:
   Constraint(Automaton automaton, std::shared_ptr<const TokenTrie> trie)
       : automaton_(std::move(automaton)), trie_(std::move(trie)) {}
-  std::shared_ptr<const TokenMask> ComputeMask(int32_t state) const;
+  std::shared_ptr<const TokenMask> ComputeMask(State state) const;
 
   const Automaton automaton_;
   const std::shared_ptr<const TokenTrie> trie_;
   mutable absl::Mutex mutex_;
-  mutable absl::flat_hash_map<int32_t, std::shared_ptr<const TokenMask>> masks_
+  mutable absl::flat_hash_map<State, std::shared_ptr<const TokenMask>> masks_
       ABSL_GUARDED_BY(mutex_);
 };
 

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "engine/constrain/json_numbers.h"
 #include "engine/constrain/json_strings.h"
+#include "engine/constrain/lengths.h"
 #include "engine/constrain/regex.h"
 #include "engine/constrain/schema_exclusion.h"
 #include "nlohmann/json.hpp"
@@ -89,6 +90,11 @@ class SchemaParser {
     if (++num_schemas_ > kMaxSchemas) return Error(where, "the schema is too large");
     if (schema == true) return AnyValue(kAnyValueDepth);
     if (!schema.is_object()) return Error(where, "expected a schema (an object)");
+    ASSIGN_OR_RETURN(PatternPtr pattern, ParseObjectSchema(schema, where, depth));
+    return Placed(std::move(pattern), where);
+  }
+  absl::StatusOr<PatternPtr> ParseObjectSchema(const Json& schema, const std::string& where,
+                                               int depth) {
     if (schema.contains("$ref")) return ParseRef(schema, where, depth);
     if (schema.contains("const") || schema.contains("enum")) return ParseEnum(schema, where);
     if (schema.contains("anyOf")) return ParseAnyOf(schema, where, depth);
@@ -384,9 +390,14 @@ class SchemaParser {
     } else if (!has_length) {
       return Quoted(Known(FormatExpression(schema["format"].get<std::string>())));
     }
-    auto automaton = strings_.Of(schema, StringAutomata::Format::kApply);
+    auto automaton = strings_.WithoutLength(schema);
     if (!automaton.ok()) return Error(where, automaton.status().message());
-    return Quoted(JsonTextMatches(*std::move(automaton)));
+    auto lengths = LengthLimits::Of(**automaton, min, max);
+    if (lengths == nullptr) return Error(where, "takes too long to build: limit its length less");
+    if (!lengths->IsPossible((*automaton)->start(), 0)) {
+      return Error(where, "no text obeys length, pattern and format together");
+    }
+    return Quoted(JsonTextMatches(*std::move(automaton), std::move(lengths)));
   }
 
   absl::StatusOr<PatternPtr> ParseArray(const Json& schema, const std::string& where, int depth) {

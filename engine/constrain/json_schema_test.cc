@@ -54,7 +54,7 @@ std::shared_ptr<const TokenTrie> Vocabulary() {
 // A random text, token by token as the masks allow; "" if it gets too long.
 std::string RandomText(const Constraint& constraint, PhiloxStream& random) {
   std::string text;
-  int32_t state = constraint.start();
+  Constraint::State state = constraint.start();
   while (text.size() < 300) {
     if (constraint.MustEnd(state)) return text;
     if (constraint.MayEnd(state) && random.Below(3) == 0) return text;
@@ -467,7 +467,7 @@ TEST_CASE("a recursion too wide for its depth is written out less deep, or refus
     return Constraint::Compile({ConstraintSpec::Kind::kJsonSchema, schema.dump()}, Vocabulary());
   };
   const auto accepts = [](const Constraint& constraint, const std::string& text) {
-    int32_t state = constraint.start();
+    Constraint::State state = constraint.start();
     for (const char c : text) state = constraint.Next(state, static_cast<uint8_t>(c));
     return state != Constraint::kDead && constraint.MayEnd(state);
   };

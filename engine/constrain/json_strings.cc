@@ -50,11 +50,18 @@ absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Subtract(const 
 
 absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Of(const Json& schema,
                                                                     Format format) {
+  return Known(schema, {"minLength", "maxLength", "pattern",
+                        format == Format::kApply ? "format" : "pattern"});
+}
+absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::WithoutLength(const Json& schema) {
+  return Known(schema, {"pattern", "format"});
+}
+absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Known(
+    const Json& schema, std::initializer_list<const char*> keys) {
   Json rules = Json::object();
-  for (const char* key : {"minLength", "maxLength", "pattern"}) {
+  for (const char* key : keys) {
     if (schema.contains(key)) rules[key] = schema[key];
   }
-  if (format == Format::kApply && schema.contains("format")) rules["format"] = schema["format"];
   const std::string text = rules.dump(-1, ' ', false, Json::error_handler_t::replace);
   std::shared_ptr<const Automaton>& known = known_[text];
   if (known == nullptr) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 
@@ -29,6 +30,9 @@ class StringAutomata {
   // schema's strings need together is too much. Each is built once.
   absl::StatusOr<std::shared_ptr<const Automaton>> Of(const nlohmann::ordered_json& schema,
                                                       Format format);
+  // Of pattern and format alone; one of them is there.
+  absl::StatusOr<std::shared_ptr<const Automaton>> WithoutLength(
+      const nlohmann::ordered_json& schema);
   // As those of Automaton.
   absl::StatusOr<std::shared_ptr<const Automaton>> Intersect(const Automaton& a,
                                                              const Automaton& b);
@@ -36,10 +40,12 @@ class StringAutomata {
   absl::StatusOr<std::shared_ptr<const Automaton>> Compile(const PatternPtr& pattern);
 
  private:
+  absl::StatusOr<std::shared_ptr<const Automaton>> Known(const nlohmann::ordered_json& schema,
+                                                         std::initializer_list<const char*> keys);
   absl::StatusOr<std::shared_ptr<const Automaton>> Build(const nlohmann::ordered_json& schema);
   absl::StatusOr<std::shared_ptr<const Automaton>> Spend(absl::StatusOr<Automaton> automaton);
 
-  AutomatonLimits limits_;  // what is left of them
+  AutomatonLimits limits_{.counters = false};  // what is left of them
   absl::flat_hash_map<std::string, std::shared_ptr<const Automaton>> known_;  // by the rules' text
 };
 }  // namespace stretto::engine

@@ -126,9 +126,11 @@ PatternPtr Matches(std::shared_ptr<const Automaton> automaton) {
   pattern->automaton = std::move(automaton);
   return pattern;
 }
-PatternPtr JsonTextMatches(std::shared_ptr<const Automaton> automaton) {
+PatternPtr JsonTextMatches(std::shared_ptr<const Automaton> automaton,
+                           std::shared_ptr<const LengthLimits> lengths) {
   auto pattern = Make(Pattern::Kind::kAutomaton);
   pattern->automaton = std::move(automaton);
+  pattern->lengths = std::move(lengths);
   pattern->json = true;
   return pattern;
 }
@@ -157,10 +159,16 @@ PatternPtr Optional(PatternPtr part) { return Repeat(std::move(part), 0, 1); }
 
 PatternPtr Separated(PatternPtr item, PatternPtr separator, int32_t min, int32_t max) {
   if (max == 0) return EmptyText();
-  const PatternPtr more = Concat({std::move(separator), item});
-  const int32_t min_more = std::max(min, 1) - 1;
-  PatternPtr list = Concat({std::move(item), Repeat(more, min_more, max < 0 ? -1 : max - 1)});
+  auto list = Make(Pattern::Kind::kRepeat, {std::move(item), std::move(separator)});
+  list->min = std::max(min, 1);
+  list->max = max;
   return min == 0 ? Optional(std::move(list)) : list;
+}
+
+PatternPtr Placed(PatternPtr part, std::string where) {
+  auto pattern = Make(Pattern::Kind::kConcat, {std::move(part)});
+  pattern->where = std::move(where);
+  return pattern;
 }
 
 PatternPtr List(PatternPtr separator, std::vector<PatternPtr> items, std::vector<bool> required) {

@@ -12,6 +12,7 @@
 
 namespace stretto::engine {
 class Automaton;
+struct LengthLimits;
 struct Pattern;
 using PatternPtr = std::shared_ptr<const Pattern>;
 
@@ -33,7 +34,8 @@ struct Pattern {
     kChars,      // one character of a set, in UTF-8
     kConcat,     // the parts one after another; none: the empty text
     kAlternate,  // one of the parts; none: nothing at all
-    kRepeat,     // parts[0], min to max times (max < 0: any number of times)
+    kRepeat,     // parts[0], min to max times (max < 0: any number of times); between two of them
+                 // parts[1], where there is one
     kList,       // some of the parts in their order, parts[0] (the separator) between them; those
                  // that are `required` can't be left out
     kAutomaton,  // what `automaton` matches
@@ -45,7 +47,9 @@ struct Pattern {
   std::vector<bool> required;  // kList: of parts[1], parts[2], …
   int32_t min = 0, max = -1;
   std::shared_ptr<const Automaton> automaton;
+  std::shared_ptr<const LengthLimits> lengths;  // kAutomaton: how long its matches may be, or null
   bool json = false;  // kAutomaton: its matches as they stand within the quotes of a JSON string
+  std::string where;  // what it was made from, for messages: a JSON pointer; mostly empty
 };
 
 PatternPtr EmptyText();
@@ -56,13 +60,16 @@ PatternPtr JsonChars(const CharSet& set);
 // How a JSON string writes an ASCII character that can't stand in it as it is; "" for others.
 std::string JsonEscape(char32_t c);
 PatternPtr Matches(std::shared_ptr<const Automaton> automaton);
-PatternPtr JsonTextMatches(std::shared_ptr<const Automaton> automaton);
+PatternPtr JsonTextMatches(std::shared_ptr<const Automaton> automaton,
+                           std::shared_ptr<const LengthLimits> lengths = nullptr);
 PatternPtr Concat(std::vector<PatternPtr> parts);
 PatternPtr Alternate(std::vector<PatternPtr> parts);
 PatternPtr Repeat(PatternPtr part, int32_t min, int32_t max);
 PatternPtr Optional(PatternPtr part);
 // item (separator item)*, min to max items.
 PatternPtr Separated(PatternPtr item, PatternPtr separator, int32_t min, int32_t max);
+// The same texts; messages about what they need say `where`.
+PatternPtr Placed(PatternPtr part, std::string where);
 PatternPtr List(PatternPtr separator, std::vector<PatternPtr> items, std::vector<bool> required);
 
 // The UTF-8 encodings of a range of code points as sequences of byte ranges.

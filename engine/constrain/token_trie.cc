@@ -29,6 +29,7 @@ TokenTrie::TokenTrie(std::vector<std::string> bytes) : bytes_(std::move(bytes)) 
   for (const int32_t token : order) {
     const std::string& text = bytes_[token];
     if (text.empty()) continue;
+    max_bytes_ = std::max(max_bytes_, static_cast<int32_t>(text.size()));
     if (text.size() == 1) single_bytes_[static_cast<uint8_t>(text[0])] = true;
     size_t common = 0;
     if (last != nullptr) {

@@ -32,6 +32,8 @@ class TokenTrie {
   absl::Span<const int32_t> tokens() const { return tokens_; }
   const std::string& bytes(int32_t token) const { return bytes_[static_cast<size_t>(token)]; }
   int32_t vocab_size() const { return static_cast<int32_t>(bytes_.size()); }
+  // Of the longest token.
+  int32_t max_bytes() const { return max_bytes_; }
   // The bytes that are a token by themselves.
   const std::bitset<256>& single_bytes() const { return single_bytes_; }
 
@@ -39,6 +41,7 @@ class TokenTrie {
   std::vector<std::string> bytes_;
   std::vector<TrieNode> nodes_;
   std::vector<int32_t> tokens_;
+  int32_t max_bytes_ = 0;
   std::bitset<256> single_bytes_;
 };
 }  // namespace stretto::engine

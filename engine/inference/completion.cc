@@ -63,7 +63,8 @@ bool Completion::ConstraintMustEnd() const {
 int32_t Completion::NumPossible(absl::Span<const int32_t> draft) const {
   const Constraint* constraint = request_.sampling.constraint.get();
   if (constraint == nullptr) return static_cast<int32_t>(draft.size());
-  int32_t state = constraint_state_, count = 0;
+  int64_t state = constraint_state_;
+  int32_t count = 0;
   for (const int32_t token : draft) {
     state = constraint->Next(state, token);
     if (state == Constraint::kDead || constraint->MustEnd(state)) break;

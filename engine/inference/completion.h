@@ -38,7 +38,7 @@ class Completion : public Sequence {
 
   // Where the tokens so far have led the constraint: Constraint::kDead where they break it; 0
   // without one.
-  int32_t constraint_state() const { return constraint_state_; }
+  int64_t constraint_state() const { return constraint_state_; }
   // How many tokens of a draft the completion could go on with, without coming to its end.
   int32_t NumPossible(absl::Span<const int32_t> draft) const;
 
@@ -81,7 +81,7 @@ class Completion : public Sequence {
   std::unique_ptr<StopWatcher> watcher_;  // if there are stop strings
   std::vector<Drawn> held_back_;          // tokens [num_reported_, …)
   int32_t num_reported_;                  // of the completion, forced prefix included
-  int32_t constraint_state_ = 0;
+  int64_t constraint_state_ = 0;
   std::string text_;                            // certain, not reported; without a watcher
   std::vector<PromptLogprob> prompt_logprobs_;  // of the prompt's tokens from the second on
   size_t text_reported_ = 0;                    // bytes; with a watcher

@@ -19,7 +19,7 @@ struct DraftRequest {
   const SamplingParams* params = nullptr;
   const DrawIdentity* draw = nullptr;
   int32_t max_tokens = 0;        // of the draft; at least 1
-  int32_t constraint_state = 0;  // of params->constraint behind `tokens`
+  int64_t constraint_state = 0;  // of params->constraint behind `tokens`
 };
 
 struct Draft {

@@ -378,7 +378,7 @@ absl::Span<const int32_t> EngineImpl::WithDraft(const PlannedRows& rows, size_t 
 void EngineImpl::AddDraws(Completion& completion, absl::Span<const int32_t> tokens,
                           int32_t num_drafted, int32_t last_row, int64_t version) {
   const Constraint* constraint = completion.request().sampling.constraint.get();
-  int32_t state = completion.constraint_state();
+  int64_t state = completion.constraint_state();
   for (int32_t k = 0; k <= num_drafted; ++k) {
     if (k > 0 && constraint != nullptr) {
       state = constraint->Next(state, tokens[static_cast<size_t>(completion.size() + k - 1)]);

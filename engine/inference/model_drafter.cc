@@ -15,7 +15,7 @@ int32_t BlocksFor(int32_t num_tokens) { return (num_tokens + kBlockTokens - 1) /
 
 // What the next token of `text` is drawn from: as the policy will do it.
 SampleRequest Sampling(const DraftRequest& request, absl::Span<const int32_t> text,
-                       int32_t constraint_state) {
+                       int64_t constraint_state) {
   const auto position = static_cast<int32_t>(text.size()) - request.num_prompt;
   const DrawIdentity& d = *request.draw;
   const float uniform =
@@ -25,7 +25,7 @@ SampleRequest Sampling(const DraftRequest& request, absl::Span<const int32_t> te
 }
 
 // Whether something may follow `token`; then `state` is the one behind it.
-bool GoesOn(const Constraint* constraint, int32_t token, int32_t& state) {
+bool GoesOn(const Constraint* constraint, int32_t token, int64_t& state) {
   if (constraint == nullptr) return true;
   state = constraint->Next(state, token);
   return state != Constraint::kDead && !constraint->MustEnd(state);

@@ -54,7 +54,7 @@ class ModelDrafter final : public Drafter {
     size_t request = 0;
     State* state = nullptr;
     std::vector<int32_t> text;  // the request's tokens and its draft
-    int32_t constraint_state = 0;
+    int64_t constraint_state = 0;
   };
   ModelDrafter(const Transformer& model, std::shared_ptr<const ModelWeights> weights,
                const ModelDrafterOptions& options)

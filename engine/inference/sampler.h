@@ -23,7 +23,7 @@ struct SampleRequest {
   absl::Span<const int32_t> tokens;  // prompt and completion so far
   int32_t num_prompt = 0;
   bool mask_stop_ids = false;    // no stop id and, unless ignore_eos, no EOS may be drawn
-  int32_t constraint_state = 0;  // of params->constraint: something may follow it
+  int64_t constraint_state = 0;  // of params->constraint: something may follow it
 };
 
 class Sampler {

@@ -24,7 +24,7 @@ inline std::optional<std::string> WalkAutomaton(const engine::Pattern& pattern, 
   const auto automaton = Automaton::Compile(pattern, limits);
   if (!automaton.ok()) return std::nullopt;
   std::string text;
-  int32_t state = automaton->start();
+  Automaton::State state = automaton->start();
   for (size_t step = 0; step < 1000; ++step) {
     const bool accepts = automaton->Accepts(state);
     if (accepts) STRETTO_CHECK(engine::IsValidUtf8(text));
