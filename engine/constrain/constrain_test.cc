@@ -10,6 +10,7 @@
 #include "base/philox.h"
 #include "base/testing.h"
 #include "engine/constrain/constraint.h"
+#include "engine/constrain/json_patterns.h"
 #include "engine/constrain/json_schema.h"
 #include "engine/constrain/regex.h"
 #include "engine/text/utf8.h"
@@ -162,13 +163,31 @@ TEST_CASE("searches, anchored or not") {
   CHECK(Matches(Regex("^ab$"), "ab"));
 }
 
+TEST_CASE("look-ahead at the beginning") {
+  const Automaton password = Regex("(?=.*[0-9])(?=[^A-Z]*[A-Z])(?!.*aa|b$)[a-zA-Z0-9]{3,8}");
+  for (const char* good : {"aB3", "3xxX", "ABC1", "b1B"}) CHECK(Matches(password, good));
+  for (const char* bad : {"aB", "abc1", "ABCD", "aaB3", "aB3 "}) CHECK(!Matches(password, bad));
+  CHECK(!Matches(Regex("(?!b$)b1?"), "b"));
+  CHECK(Matches(Regex("(?!b$)b1?"), "b1"));
+  const Automaton decimal =
+      Regex("^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$", RegexMatch::kSearch);  // as Pydantic writes it
+  for (const char* good : {"0", "-1.50", "+.5", "7."}) CHECK(Matches(decimal, good));
+  for (const char* bad : {"", ".", "-", "+.", "1e3"}) CHECK(!Matches(decimal, bad));
+  CHECK(Matches(Regex("^(?!ab)a", RegexMatch::kSearch), "axb"));
+  CHECK(!Matches(Regex("^(?!ab)a", RegexMatch::kSearch), "ab"));
+  CHECK(!ParseRegex("(?!ab)a", RegexMatch::kSearch).ok());
+}
+
 TEST_CASE("expressions that are refused, and where") {
   CHECK(absl::StrContains(ErrorOf("ab(c"), "character 3"));
   CHECK(absl::StrContains(ErrorOf("ab)"), "character 3"));
   CHECK(absl::StrContains(ErrorOf("a[b"), "character 2"));
   CHECK(absl::StrContains(ErrorOf("\xC3\xA4\xC3\xB6*+"), "character 4"));
   CHECK(absl::StrContains(ErrorOf("(a)\\1"), "back references"));
-  CHECK(absl::StrContains(ErrorOf("(?=a)"), "look-around"));
+  CHECK(absl::StrContains(ErrorOf("b(?=a)"), "look-around"));
+  CHECK(absl::StrContains(ErrorOf("(?=a)b"), "no text matches"));
+  CHECK(absl::StrContains(ErrorOf("(?=a)a|b"), "in a group"));
+  CHECK(absl::StrContains(ErrorOf("(?=a"), "end of the look-ahead"));
   CHECK(absl::StrContains(ErrorOf("(?<!a)"), "look-around"));
   for (const char* bad :
        {"*a", "a**", "a{2", "a{,2}", "a{3,2}", "a{99999}", "[b-a]", "\\q", "a\\", "\\bword", "a^b",
@@ -316,7 +335,7 @@ TEST_CASE("schemas that are refused, and where") {
   CHECK(absl::StrContains(SchemaError(R"({"enum": )" + std::string(20000, '[')), "levels deep"));
   CHECK(absl::StrContains(SchemaError(std::string(10 << 20, ' ')), "bytes"));
   CHECK(!SchemaError(R"({"type": "string", "minLength": 3, "maxLength": 2})").empty());
-  CHECK(!SchemaError(R"({"type": "string", "format": "uri"})").empty());
+  CHECK(!SchemaError(R"({"type": "string", "format": "json-pointer"})").empty());
   // Doubling references: 2^30 schemas.
   Json defs = Json::object();
   for (int i = 0; i < 30; ++i) {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "engine/constrain/json_patterns.h"
 #include "engine/constrain/json_schema.h"
 #include "engine/constrain/regex.h"
 

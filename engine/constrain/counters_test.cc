@@ -1,6 +1,7 @@
 // Counters: what they take is what is written out without them, in few states; and masks that don't
 // depend on them far from where they decide.
 #include <algorithm>
+#include <array>
 #include <catch2/catch.hpp>
 #include <set>
 
@@ -25,8 +26,8 @@ Automaton Schema(const char* schema) {
 }
 std::string SchemaError(const char* schema) {
   const auto pattern = ParseJsonSchema(schema);
-  REQUIRE_OK(pattern.status());
-  const absl::Status status = Automaton::Compile(**pattern).status();
+  const absl::Status status =
+      pattern.ok() ? Automaton::Compile(**pattern).status() : pattern.status();
   CHECK(absl::IsInvalidArgument(status));
   return std::string(status.message());
 }
@@ -123,6 +124,102 @@ TEST_CASE("pattern and length together take what the written out ones do") {
       CheckSameTexts(**parsed, random, 5);
     }
   }
+}
+
+TEST_CASE("tuples, maps and other keywords of schema generators") {
+  const auto check = [](const char* schema, const std::vector<const char*>& good,
+                        const std::vector<const char*>& bad) {
+    INFO(schema);
+    const Automaton a = Schema(schema);
+    for (const char* text : good) {
+      INFO(text);
+      CHECK(a.Matches(text));
+    }
+    for (const char* text : bad) {
+      INFO(text);
+      CHECK_FALSE(a.Matches(text));
+    }
+  };
+  const char* pair = R"({"type": "array", "minItems": 2, "maxItems": 2,
+      "prefixItems": [{"type": "integer"}, {"type": "string", "maxLength": 3}]})";
+  check(pair, {R"([1, "abc"])"},
+        {"[]", "[1]", R"(["abc", 1])", R"([1, "abcd"])", R"([1, "a", 2])"});
+  check(R"({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}]})",
+        {"[]", "[1]", "[1, null]"}, {"[null]", "[1, null, 2]", "[1 null]", "[, null]"});
+  check(R"({"type": "array", "minItems": 1, "maxItems": 4, "items": {"type": "boolean"},
+            "prefixItems": [{"type": "integer"}, {"type": "null"}]})",
+        {"[1]", "[1, null]", "[1, null, true, false]"},
+        {"[]", "[1, true]", "[1, null, 3]", "[1, null, true, true, true]"});
+  check(R"({"type": "array", "minItems": 3, "prefixItems": [{"type": "integer"}]})",
+        {R"([1, {"a": []}, "x"])"}, {"[1]", "[1, 2, 3, 4]"});
+  check(R"({"type": "array", "items": false, "prefixItems": [{"type": "integer"}]})", {"[]", "[1]"},
+        {"[1, 2]"});
+  check(R"({"type": "array", "items": {"enum": [1]}, "uniqueItems": true, "maxItems": 1})",
+        {"[]", "[1]"}, {"[1, 1]"});
+  check(R"({"type": "object", "minProperties": 1, "maxProperties": 3,
+            "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}})",
+        {R"({"a": 1})", R"({"a": 1, "bc": 2, "d": 3})"},
+        {"{}", R"({"A": 1})", R"({"a": "x"})", R"({"a": 1, "b": 2, "c": 3, "d": 4})"});
+  check(R"({"type": "object", "propertyNames": {"enum": ["x", "y"]},
+            "additionalProperties": {"type": "null"}})",
+        {"{}", R"({"y": null, "x": null})"}, {R"({"z": null})"});
+  check(R"({"type": "object", "patternProperties": {"^[0-9]{2}$": {"type": "boolean"}},
+            "additionalProperties": false})",
+        {"{}", R"({"01": true, "99": false})"}, {R"({"1": true})", R"({"11": 1})"});
+  check(R"({"oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "discriminator":
+            {"propertyName": "k", "mapping": {"a": "#/$defs/A"}}, "$defs": {
+            "A": {"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]},
+            "B": {"type": "object", "properties": {"k": {"const": "b"}}, "required": ["k"],
+                  "unevaluatedProperties": false}}})",
+        {R"({"k": "a"})", R"({"k": "b"})"}, {R"({"k": "c"})", "{}"});
+  check(R"({"type": "object", "properties": {"a": {"$ref": "#/properties/b"}, "b": {"type": "array",
+            "items": {"$ref": "#/properties/b/prefixItems/1"}, "prefixItems": [true, {"const": 3}]}},
+            "minProperties": 0, "maxProperties": 2})",
+        {R"({"a": ["x", 3, 3], "b": []})"}, {R"({"a": [1, 2]})"});
+  CHECK(absl::StrContains(SchemaError(R"({"type": "array", "uniqueItems": true})"),
+                          "#/uniqueItems: isn't supported"));
+  CHECK(absl::StrContains(SchemaError(R"({"type": "object", "minProperties": 2})"),
+                          "#/minProperties"));
+  CHECK(absl::StrContains(SchemaError(R"({"type": "object", "properties": {"a": {}, "b": {}},
+                                          "maxProperties": 1})"),
+                          "#/maxProperties"));
+  CHECK(absl::StrContains(SchemaError(R"({"properties": {"a": {"type": "null", "type": "null"}}})"),
+                          "#/properties/a: the key 'type' comes twice"));
+}
+
+TEST_CASE("formats") {
+  const std::vector<std::array<std::string, 3>> cases = {
+      // format, what it takes, what it doesn't
+      {"date", "2024-02-28", "2024-02-30"},
+      {"date-time", "2024-12-01T23:59:59Z", "2024-12-01 23:59:59"},
+      {"time", "23:59:59+01:30", "24:00:00Z"},
+      {"duration", "P3DT4H5M6S", "P"},
+      {"duration", "PT10M", "P1DT"},
+      {"uuid", "123e4567-e89b-12d3-a456-426614174000", "123e4567e89b12d3a456426614174000"},
+      {"uuid4", "123e4567-e89b-42d3-a456-426614174000", "123e4567-e89b-12d3-a456-426614174000"},
+      {"email", "ada.l@example.co.uk", "ada@example"},
+      {"hostname", "a-b.example.org", "-a.org"},
+      {"ipv4", "192.168.0.255", "192.168.0.256"},
+      {"ipv6", "2001:db8::ff00:42:8329", "2001:db8:::1"},
+      {"ipv6", "::", "1:2:3:4:5:6:7"},
+      {"ipv6", "1:2:3:4:5:6:7:8", "1::2::3"},
+      {"uri", "https://example.org:8080/a/b%20c?x=1&y=2#top", "example.org"},
+      {"uri", "http://a.b", "http://a.b/%zz"}};
+  for (const auto& [format, good, bad] : cases) {
+    INFO(format);
+    const Automaton a =
+        Schema(absl::StrCat(R"({"type": "string", "format": ")", format, "\"}").c_str());
+    CHECK(a.Matches(absl::StrCat("\"", good, "\"")));
+    CHECK_FALSE(a.Matches(absl::StrCat("\"", bad, "\"")));
+  }
+  // With a length, as Pydantic writes HttpUrl.
+  const Automaton url =
+      Schema(R"({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083})");
+  CHECK(url.num_states() < 500);
+  const std::string base = "\"https://example.org/";
+  CHECK(url.Matches(absl::StrCat(base, std::string(2083 - base.size() + 1, 'x'), "\"")));
+  CHECK_FALSE(url.Matches(absl::StrCat(base, std::string(2083 - base.size() + 2, 'x'), "\"")));
+  CHECK(Schema(R"({"type": "string", "format": "password", "maxLength": 3})").Matches("\"a?!\""));
 }
 
 TEST_CASE("long strings and lists take hardly any states") {

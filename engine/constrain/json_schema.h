@@ -1,11 +1,7 @@
 // JSON Schemas as patterns: the texts that a schema allows, in one canonical form each.
 //
-// Read: type (one or a list of string, number, integer, boolean, null, object, array), enum, const,
-// anyOf, oneOf, allOf (of one schema), properties, required, additionalProperties, items, minItems,
-// maxItems, minLength, maxLength, pattern, format (date, time, date-time, uuid, email, ipv4),
-// minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf (of integers), $ref (# or into
-// $defs or definitions). Annotations (title, description, default, examples, $schema, …) change
-// nothing. Anything else is InvalidArgument that names keyword and place: a keyword that were
+// docs/json-schema.md has the keywords. Annotations (title, description, default, examples, …)
+// change nothing. Any other keyword is InvalidArgument that names it and its place: one that were
 // passed over would promise what isn't kept.
 //
 // The alternatives of oneOf must exclude each other for certain (schema_exclusion.h); only from
@@ -27,7 +23,6 @@
 #include "engine/constrain/pattern.h"
 
 namespace stretto::engine {
-inline constexpr size_t kMaxSchemaBytes = 64 << 10;
 inline constexpr int kMaxSchemaDepth = 64;  // schemas within schemas, $ref included
 inline constexpr int kAnyValueDepth = 3;
 inline constexpr int kMaxRefNesting = 5, kLeastRefNesting = 2;
@@ -36,6 +31,4 @@ inline constexpr int kMaxRefNesting = 5, kLeastRefNesting = 2;
 absl::StatusOr<PatternPtr> ParseJsonSchema(absl::string_view schema,
                                            int max_nesting = kMaxRefNesting,
                                            bool* is_recursive = nullptr);
-// Any JSON object.
-PatternPtr AnyJsonObject();
 }  // namespace stretto::engine

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "engine/constrain/regex.h"
 #include "nlohmann/json.hpp"
@@ -11,22 +13,91 @@
 namespace stretto::engine {
 using Json = nlohmann::ordered_json;
 
-std::string FormatExpression(const std::string& format) {
+namespace {
+std::string HostName() {
+  const std::string label = "[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,20})?";
+  // The last one doesn't begin with a digit, as an address does.
+  return "(?:" + label + "\\.){0,4}[A-Za-z][A-Za-z0-9]{0,19}(?:-[A-Za-z0-9]{1,20})?";
+}
+// With a host, and a path that is written with what needs no second thought.
+std::string Uri() {
+  const std::string character = "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})";
+  return "(?:https?|ftp|wss?)://" + HostName() + "(?::[1-9][0-9]{1,3})?(?:/" + character +
+         "*)*(?:\\?(?:" + character + "|[/?])*)?(?:#(?:" + character + "|[/?])*)?";
+}
+// Eight groups, or fewer around "::".
+std::string Ipv6() {
+  const std::string group = "[0-9A-Fa-f]{1,4}";
+  std::string all = "(?:" + group + ":){7}" + group;
+  for (int left = 0; left <= 6; ++left) {
+    absl::StrAppend(&all, "|", left == 0 ? "" : group);
+    if (left > 1) absl::StrAppend(&all, "(?::", group, "){", left - 1, "}");
+    absl::StrAppend(&all, "::");
+    if (left < 6) absl::StrAppend(&all, "(?:", group, "(?::", group, "){0,", 5 - left, "})?");
+  }
+  return all;
+}
+// Weeks, or days and hours, minutes and seconds.
+std::string Duration() {
+  const std::string seconds = "[0-9]{1,2}S", minutes = "[0-9]{1,2}M(?:" + seconds + ")?";
+  const std::string time =
+      "T(?:[0-9]{1,2}H(?:" + minutes + "|" + seconds + ")?|" + minutes + "|" + seconds + ")";
+  return "P(?:[0-9]{1,3}W|[0-9]{1,4}D(?:" + time + ")?|" + time + ")";
+}
+
+using Formats = std::vector<std::pair<std::string, std::string>>;
+Formats MakeFormats() {
   // Days that every month has.
   const std::string date = "[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])";
   const std::string time =
       "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
-  const std::string word = "[a-z0-9]{1,20}", byte = "(?:[1-9]?[0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])";
-  if (format == "date") return date;
-  if (format == "time") return time;
-  if (format == "date-time") return date + "T" + time;
-  if (format == "uuid") return "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}";
-  if (format == "email") {
-    return word + "(?:[._+-]" + word + "){0,2}@" + word + "(?:-" + word + ")?(?:\\." + word +
-           "){0,2}\\.[a-z]{2,10}";
+  const std::string word = "[a-z0-9]{1,20}";
+  const std::string byte = "(?:[1-9]?[0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])";
+  const std::string email = word + "(?:[._+-]" + word + "){0,2}@" + word + "(?:-" + word +
+                            ")?(?:\\." + word + "){0,2}\\.[a-z]{2,10}";
+  const auto uuid = [](const char* version) {
+    return absl::StrCat("[0-9a-f]{8}-[0-9a-f]{4}-", version, "[0-9a-f]{3}-[89ab][0-9a-f]{3}-",
+                        "[0-9a-f]{12}");
+  };
+  return {{"date", date},
+          {"time", time},
+          {"date-time", date + "T" + time},
+          {"duration", Duration()},
+          {"uuid", "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"},
+          {"uuid1", uuid("1")},
+          {"uuid3", uuid("3")},
+          {"uuid4", uuid("4")},
+          {"uuid5", uuid("5")},
+          {"email", email},
+          {"idn-email", email},
+          {"hostname", HostName()},
+          {"ipv4", byte + "(?:\\." + byte + "){3}"},
+          {"ipv6", Ipv6()},
+          {"uri", Uri()}};
+}
+const Formats& KnownFormats() {
+  static const auto* formats = new Formats(MakeFormats());
+  return *formats;
+}
+}  // namespace
+
+std::string FormatExpression(const std::string& format) {
+  for (const auto& [name, expression] : KnownFormats()) {
+    if (name == format) return expression;
   }
-  if (format == "ipv4") return byte + "(?:\\." + byte + "){3}";
   return "";
+}
+
+const std::set<std::string>& AnyTextFormats() {
+  static const auto* names =
+      new std::set<std::string>{"binary", "password", "path", "file-path", "directory-path"};
+  return *names;
+}
+
+std::string FormatNames() {
+  std::string all;
+  for (const auto& [name, expression] : KnownFormats()) absl::StrAppend(&all, name, ", ");
+  return all + absl::StrJoin(AnyTextFormats(), ", ");
 }
 
 absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Spend(
@@ -79,7 +150,7 @@ absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Build(const Jso
     ASSIGN_OR_RETURN(parts.emplace_back(),
                      ParseRegex(rules["pattern"].get<std::string>(), RegexMatch::kSearch));
   }
-  if (rules.contains("format")) {
+  if (rules.contains("format") && !AnyTextFormats().count(rules["format"].get<std::string>())) {
     ASSIGN_OR_RETURN(
         parts.emplace_back(),
         ParseRegex(FormatExpression(rules["format"].get<std::string>()), RegexMatch::kWhole));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "absl/container/flat_hash_map.h"
@@ -15,9 +16,13 @@
 namespace stretto::engine {
 inline constexpr int32_t kMaxSchemaCount = 10'000;  // of items and characters
 
-// The expression for a format; "": not one of date, time, date-time, uuid, email and ipv4. What it
-// matches is of the format, though not all that is.
+// The expression for a format, "" for one that isn't known. What it matches is of the format,
+// though not all that is.
 std::string FormatExpression(const std::string& format);
+// Formats that any text has.
+const std::set<std::string>& AnyTextFormats();
+// All that are known, for messages.
+std::string FormatNames();
 
 class StringAutomata {
  public:

@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/constrain/automaton.h"
 #include "engine/text/utf8.h"
 
 namespace stretto::engine {
@@ -37,6 +38,7 @@ class RegexParser {
       : text_(std::move(text)), match_(match), kind_(kind) {}
 
   absl::StatusOr<PatternPtr> Parse() {
+    if (IsLookAhead(Peek() == '^' ? 1 : 0)) return ParseLookAheads();
     ASSIGN_OR_RETURN(PatternPtr pattern, ParseAlternatives(/*depth=*/0));
     if (at_ < text_.size()) return Error("unmatched ')'");
     return pattern;
@@ -68,12 +70,64 @@ class RegexParser {
   }
   PatternPtr Anything() const { return Repeat(Set(AnyChar()), 0, -1); }
 
+  bool IsLookAhead(size_t ahead) const {
+    return Peek(ahead) == '(' && Peek(ahead + 1) == '?' &&
+           (Peek(ahead + 2) == '=' || Peek(ahead + 2) == '!');
+  }
+
+  // What the rest matches and each look-ahead lets through: as automata, of the text itself.
+  absl::StatusOr<PatternPtr> ParseLookAheads() {
+    if (!Take('^') && match_ == RegexMatch::kSearch) {
+      return Error("look-ahead is supported behind '^' alone");
+    }
+    const RegexText kind = kind_;
+    kind_ = RegexText::kPlain;
+    std::vector<std::pair<bool, PatternPtr>> conditions;
+    while (IsLookAhead(0)) {
+      const bool wanted = Peek(2) == '=';
+      at_ += 3;
+      ASSIGN_OR_RETURN(PatternPtr condition, ParseLookedAt());
+      conditions.emplace_back(wanted, std::move(condition));
+    }
+    anchored_ = true;
+    ASSIGN_OR_RETURN(PatternPtr rest, ParseAlternatives(/*depth=*/0));
+    if (num_alternatives_ > 1) return Error("beside look-ahead, '|' must stand in a group");
+    if (at_ < text_.size()) return Error("unmatched ')'");
+    constexpr AutomatonLimits kLimits{.max_steps = int64_t{4} << 20, .counters = false};
+    absl::StatusOr<Automaton> all = Automaton::Compile(*rest, kLimits);
+    for (const auto& [wanted, condition] : conditions) {
+      if (!all.ok()) break;
+      const auto other = Automaton::Compile(*condition, kLimits);
+      if (!other.ok()) return other.status();
+      all = wanted ? Automaton::Intersect(*all, *other, kLimits)
+                   : Automaton::Subtract(*all, *other, kLimits);
+    }
+    if (absl::IsNotFound(all.status())) {
+      return absl::InvalidArgumentError("no text matches it and its look-aheads");
+    }
+    if (!all.ok()) return all.status();
+    auto shared = std::make_shared<const Automaton>(*std::move(all));
+    return kind == RegexText::kPlain ? Matches(std::move(shared))
+                                     : JsonTextMatches(std::move(shared));
+  }
+  // Up to the end of the look-ahead: whole texts that begin with it.
+  absl::StatusOr<PatternPtr> ParseLookedAt() {
+    std::vector<PatternPtr> alternatives;
+    do {
+      Take('^');  // says nothing more
+      ASSIGN_OR_RETURN(PatternPtr part, ParseConcat(/*depth=*/0));
+      alternatives.push_back(Take('$') ? std::move(part) : Concat({std::move(part), Anything()}));
+    } while (Take('|'));
+    if (!Take(')')) return Error("expected the end of the look-ahead");
+    return Alternate(std::move(alternatives));
+  }
+
   // Anchors belong to the alternatives of the whole expression; elsewhere they would mean more than
   // their place.
   absl::StatusOr<PatternPtr> ParseAlternatives(int depth) {
     std::vector<PatternPtr> alternatives;
     do {
-      const bool from_start = depth == 0 && Take('^');
+      const bool from_start = depth == 0 && (anchored_ || Take('^'));
       ASSIGN_OR_RETURN(PatternPtr part, ParseConcat(depth));
       const bool to_end = depth == 0 && Take('$');
       if (to_end && !AtEnd() && Peek() != '|') return Error("'$' that isn't at the end");
@@ -85,6 +139,7 @@ class RegexParser {
       }
       alternatives.push_back(std::move(part));
     } while (Take('|'));
+    if (depth == 0) num_alternatives_ = alternatives.size();
     return Alternate(std::move(alternatives));
   }
 
@@ -197,7 +252,9 @@ class RegexParser {
         while (!AtEnd() && Peek() != '>') ++at_;
         if (!Take('>')) return Error("the group's name doesn't end");
       } else if (!Take(':')) {
-        return Error("look-around and flags aren't supported, only (…), (?:…) and (?<name>…)");
+        return Error(
+            "look-around (but at the beginning) and flags aren't supported, only (…), (?:…) and "
+            "(?<name>…)");
       }
     }
     ASSIGN_OR_RETURN(PatternPtr pattern, ParseAlternatives(depth + 1));
@@ -316,8 +373,10 @@ class RegexParser {
 
   const std::vector<char32_t> text_;
   const RegexMatch match_;
-  const RegexText kind_;
+  RegexText kind_;
   size_t at_ = 0;
+  bool anchored_ = false;  // what is parsed begins at the text's beginning
+  size_t num_alternatives_ = 0;
 };
 }  // namespace
 

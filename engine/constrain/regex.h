@@ -4,8 +4,11 @@
 // `* + ? {m} {m,} {m,n}` (lazy ones mean the same), `^` at the beginning and `$` at the end of the
 // expression or of an alternative of it. Characters are Unicode code points.
 //
-// Not regular, or not read: back references, look-around, word boundaries, possessive quantifiers,
-// inline flags, Unicode properties. InvalidArgument says what and at which character.
+// At the very beginning of an expression that is one alternative, behind `^` or of a whole text,
+// look-ahead (?=…) and (?!…) too: passwords' (?=.*[0-9]), and "not only" rules.
+//
+// Not regular, or not read: back references, other look-around, word boundaries, possessive
+// quantifiers, inline flags, Unicode properties. InvalidArgument says what and at which character.
 #pragma once
 
 #include <string>

@@ -4,7 +4,8 @@
 #include <cmath>
 
 #include "absl/strings/numbers.h"
-#include "absl/strings/strip.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "nlohmann/json.hpp"
 
 namespace stretto::engine {
@@ -85,19 +86,21 @@ NumberBound Tighter(const std::string& inclusive, const std::string& exclusive, 
 }  // namespace
 
 const Json* FindRef(const Json& root, const std::string& path) {
-  if (path == "#") return &root;
-  for (const char* section : {"$defs", "definitions"}) {
-    absl::string_view name = path;
-    if (!absl::ConsumePrefix(&name, "#/") || !absl::ConsumePrefix(&name, section) ||
-        !absl::ConsumePrefix(&name, "/")) {
-      continue;
+  if (path.empty() || path[0] != '#') return nullptr;
+  const Json* at = &root;
+  for (const absl::string_view part : absl::StrSplit(path, '/')) {
+    if (part == "#") continue;
+    const std::string name = absl::StrReplaceAll(part, {{"~1", "/"}, {"~0", "~"}, {"%25", "%"}});
+    size_t index = 0;
+    if (at->is_object() && at->contains(name)) {
+      at = &(*at)[name];
+    } else if (at->is_array() && absl::SimpleAtoi(name, &index) && index < at->size()) {
+      at = &(*at)[index];
+    } else {
+      return nullptr;
     }
-    const auto it = root.find(section);
-    if (it == root.end() || !it->is_object()) return nullptr;
-    const auto found = it->find(std::string(name));
-    return found == it->end() ? nullptr : &*found;
   }
-  return nullptr;
+  return at;
 }
 
 NumberBounds BoundsOf(const Json& schema) {

@@ -10,7 +10,7 @@
 #include "nlohmann/json_fwd.hpp"
 
 namespace stretto::engine {
-// The schema that a $ref means, or null: `#`, `#/$defs/NAME` or `#/definitions/NAME`.
+// The schema that a $ref means, or null: `#` and a JSON pointer into the schema itself.
 const nlohmann::ordered_json* FindRef(const nlohmann::ordered_json& root, const std::string& path);
 
 // Of an integer or a number: minimum, exclusiveMinimum, maximum, exclusiveMaximum.
