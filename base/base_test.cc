@@ -65,7 +65,27 @@ TEST_CASE("file errors name the path and the reason") {
   if (Files::Real().Exists("/dev/zero")) CHECK_FALSE(Files::Real().ReadAll("/dev/zero").ok());
   testing::TempDir dir;
   REQUIRE(mkfifo(dir.File("pipe").c_str(), 0600) == 0);
-  CHECK_FALSE(MappedFile::Open(dir.File("pipe")).ok());  // doesn't wait for a writer
+  // Neither waits for a writer; what is there is named.
+  const auto has = [](const absl::Status& status, const std::string& words) {
+    INFO(status);
+    return status.code() == absl::StatusCode::kInvalidArgument &&
+           status.message().find(words) != std::string::npos;
+  };
+  for (const auto& [path, kind] :
+       {std::pair(dir.File("pipe"), "a pipe"), std::pair(dir.path(), "a folder"),
+        std::pair(std::string("/dev/zero"), "a device")}) {
+    const std::string words = path + ": is " + kind + ", expected a file";
+    CHECK(has(MappedFile::Open(path).status(), words));
+    CHECK(has(Files::Real().ReadAll(path).status(), words));
+  }
+  // What a shell passes as `<(command)` is open already and can be read.
+  int ends[2] = {-1, -1};
+  REQUIRE(pipe(ends) == 0);
+  REQUIRE(write(ends[1], "piped", 5) == 5);
+  close(ends[1]);
+  CHECK(Files::Real().ReadAll("/dev/fd/" + std::to_string(ends[0])).value() == "piped");
+  close(ends[0]);
+  CHECK(Files::Real().ReadAll("/dev/null").value().empty());
   if (Files::Real().Exists("/dev/full")) {
     auto full = Files::Real().Create("/dev/full");
     REQUIRE_OK(full);

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
@@ -28,6 +29,21 @@ absl::Status SystemError(absl::string_view what, const std::string& path, int er
     return absl::PermissionDeniedError(message);
   }
   return absl::UnavailableError(message);
+}
+
+const char* KindOf(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+// What is no regular file and ends all the same.
+bool MayBeRead(const std::string& path, int fd, mode_t mode) {
+  if (path == "/dev/null") return true;
+  const bool is_open_already = path == "/dev/stdin" || absl::StartsWith(path, "/dev/fd/") ||
+                               absl::StartsWith(path, "/proc/self/fd/");
+  return is_open_already && (S_ISFIFO(mode) || ::isatty(fd) != 0);
 }
 
 class PosixWritableFile final : public WritableFile {
@@ -65,15 +81,7 @@ class PosixWritableFile final : public WritableFile {
 class PosixFiles final : public Files {
  public:
   absl::StatusOr<std::string> ReadAll(const std::string& path) override {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return SystemError("cannot open", path, errno);
-    // Pipes and terminals may be read; other devices might never end.
-    struct stat info {};
-    if (::fstat(fd, &info) == 0 && (S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode)) &&
-        ::isatty(fd) == 0 && path != "/dev/null") {
-      ::close(fd);
-      return absl::InvalidArgumentError(absl::StrCat(path, ": is a device, expected a file"));
-    }
+    ASSIGN_OR_RETURN(const int fd, OpenForReading(path));
     std::string content;
     char chunk[1 << 16];
     for (;;) {
@@ -136,15 +144,31 @@ class PosixFiles final : public Files {
 };
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::string& path) {
-  // Not to wait for the writer of a pipe, which can't be mapped anyway.
+absl::StatusOr<int> OpenForReading(const std::string& path) {
+  // Without O_NONBLOCK opening a pipe waits for whoever writes to it.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return SystemError("cannot open", path, errno);
   struct stat info {};
+  absl::Status status;
+  if (::fstat(fd, &info) != 0) {
+    status = SystemError("cannot look at", path, errno);
+  } else if (!S_ISREG(info.st_mode) && !MayBeRead(path, fd, info.st_mode)) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat(path, ": is ", KindOf(info.st_mode), ", expected a file"));
+  } else if (::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK) != 0) {
+    status = SystemError("cannot open", path, errno);
+  }
+  if (status.ok()) return fd;
+  ::close(fd);
+  return status;
+}
+
+absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::string& path) {
+  ASSIGN_OR_RETURN(const int fd, OpenForReading(path));
+  struct stat info {};
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    const int error = S_ISDIR(info.st_mode) ? EISDIR : (errno != 0 ? errno : EINVAL);
     ::close(fd);
-    return SystemError("cannot map", path, error);
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is no file that can be mapped"));
   }
   const auto size = static_cast<size_t>(info.st_size);
   void* data = nullptr;

@@ -12,6 +12,12 @@
 #include "absl/types/span.h"
 
 namespace stretto {
+// Opens a file for reading; the caller closes the descriptor. Folders, devices, sockets and pipes,
+// which might never end or have no writer, are refused by their name: InvalidArgument. But for
+// /dev/null, which is empty, and a pipe or terminal that is open already: /dev/stdin and /dev/fd/N,
+// as shells pass `<(command)`.
+absl::StatusOr<int> OpenForReading(const std::string& path);
+
 // A read-only memory-mapped file. The bytes live as long as the object.
 class MappedFile {
  public:

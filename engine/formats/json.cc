@@ -79,6 +79,10 @@ class StrictBuilder : public nlohmann::json_sax<json> {
 std::string Shortened(const json& value) {
   std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
   if (text.size() > 100) text = absl::StrCat(text.substr(0, 100), "…");
+  // An integer that 64 bits don't hold has become the nearest floating-point number.
+  if (value.is_number_float() && std::fabs(value.get<double>()) >= 0x1p53) {
+    text.insert(0, "about ");
+  }
   return text;
 }
 }  // namespace

@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <iterator>
@@ -110,7 +112,16 @@ TEST_CASE("log lines: level, name, file, one line each") {
   CHECK(text.find("not this") == std::string::npos);
   CHECK(text.find("W scorer-7] two lines 42\n") != std::string::npos);
   CHECK(text.find("E scorer-7] {} is no format\n") != std::string::npos);
-  CHECK(!InitLogging({.name = "x", .level = "info", .file = "/proc/no/such.log"}).ok());
+  const auto refused = [](const std::string& file) {
+    const absl::Status status = InitLogging({.name = "x", .level = "info", .file = file});
+    INFO(status);
+    CHECK(absl::IsInvalidArgument(status));
+    return std::string(status.message());
+  };
+  CHECK(refused("/proc/no/such.log").find("its folder can't be made: ") != std::string::npos);
+  CHECK(refused(folder.path()).find("is a folder") != std::string::npos);
+  REQUIRE(mkfifo(folder.File("pipe").c_str(), 0600) == 0);
+  CHECK(refused(folder.File("pipe")).find("is a pipe") != std::string::npos);  // doesn't wait
   REQUIRE_OK(InitLogging({.name = "test", .level = "info", .file = ""}));
 }
 
@@ -127,6 +138,19 @@ TEST_CASE("asking for the same series twice gives the same one; a taken port is 
   const absl::Status taken = other.Serve("127.0.0.1", *port).status();
   CHECK(absl::IsUnavailable(taken));
   CHECK(taken.message().find(std::to_string(*port)) != std::string::npos);
+}
+
+TEST_CASE("an address that nobody can listen at is told apart from a taken port") {
+  const auto reason = [](const std::string& bind) {
+    Metrics metrics;
+    const absl::Status status = metrics.Serve(bind, 0).status();
+    INFO(status);
+    CHECK(absl::IsInvalidArgument(status));
+    return std::string(status.message());
+  };
+  CHECK(reason("192.0.2.1").find("not this machine's") != std::string::npos);
+  CHECK(reason("no such host").find("'no such host' is no address") != std::string::npos);
+  CHECK(reason("").find("expected one such as 127.0.0.1") != std::string::npos);
 }
 
 TEST_CASE("member files are read back; what is none is an error that names it") {

@@ -1,5 +1,7 @@
 #include "services/common/grpc_server.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -11,11 +13,13 @@
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/status.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "grpcpp/support/server_interceptor.h"
+#include "services/common/listen.h"
 
 namespace stretto::services {
 namespace {
@@ -141,9 +145,12 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOp
 
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr || impl->port == 0) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen at ", address,
-        ": the port is in use or the address is not this machine's (choose another --port)"));
+    // gRPC tells the log alone why. The system may tell it again.
+    const absl::StatusOr<int> listener = ListenAt(options.bind, options.port);
+    if (!listener.ok()) return Annotate(listener.status(), "--port");
+    close(*listener);
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen at ", address, " (choose another --port or --bind)"));
   }
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }

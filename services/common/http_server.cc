@@ -1,6 +1,5 @@
 #include "services/common/http_server.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -22,9 +21,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "services/common/http_connection.h"
+#include "services/common/listen.h"
 #include "services/common/log.h"
 
 namespace stretto::services {
@@ -32,8 +31,7 @@ namespace {
 using State = HttpConnection::State;
 using Client = std::unique_ptr<HttpConnection>;
 
-constexpr int kTickMs = 100;  // how exact deadlines are
-constexpr int kBacklog = 1024;
+constexpr int kTickMs = 100;             // how exact deadlines are
 constexpr int64_t kLingerMs = 2000;      // for a client to read the answer to what it still sends
 constexpr int64_t kLastWriteMs = 1000;   // for a client to read an answer when the process ends
 constexpr int64_t kAcceptPauseMs = 200;  // when the process has no descriptor left
@@ -61,29 +59,6 @@ size_t HalfOfDescriptors(size_t wanted) {
   return std::max<size_t>(1, std::min<size_t>(wanted, limit.rlim_cur / 2));
 }
 
-// A listening socket, or -1.
-int Listen(const std::string& bind_to, int port) {
-  const std::string host(absl::StripSuffix(absl::StripPrefix(bind_to, "["), "]"));
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found) != 0) return -1;
-  int fd = -1;
-  for (const addrinfo* at = found; at != nullptr && fd < 0; at = at->ai_next) {
-    fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) continue;
-    const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, kBacklog) == 0) break;
-    close(fd);
-    fd = -1;
-  }
-  freeaddrinfo(found);
-  return fd;
-}
-
 int PortOf(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
@@ -101,12 +76,13 @@ class HttpServerImpl final : public HttpServer {
   ~HttpServerImpl() override { Stop(); }
 
   absl::Status Begin() {
-    listener_.Reset(Listen(options_.bind, options_.port));
+    const absl::StatusOr<int> listener = ListenAt(options_.bind, options_.port);
+    if (!listener.ok()) return listener.status();
+    listener_.Reset(*listener);
     epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
     wake_.Reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-    if (listener_.get() < 0 || epoll_.get() < 0 || wake_.get() < 0) {
-      return absl::UnavailableError(absl::StrCat("HTTP at ", options_.bind, ":", options_.port,
-                                                 ": cannot listen; is the port in use?"));
+    if (epoll_.get() < 0 || wake_.get() < 0) {
+      return absl::UnavailableError("HTTP: no descriptor is left for the server (ulimit -n)");
     }
     port_ = PortOf(listener_.get());
     Watch(listener_.get(), EPOLLIN, EPOLL_CTL_ADD);

@@ -1,6 +1,11 @@
 #include "services/common/log.h"
 
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <vector>
@@ -46,6 +51,28 @@ std::shared_ptr<spdlog::logger> MakeLogger(const std::string& name,
   return logger;
 }
 
+absl::StatusOr<spdlog::sink_ptr> OpenFile(const std::string& path) {
+  const auto refuse = [&path](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat("--log-file ", path, ": ", why));
+  };
+  std::error_code error, ignored;
+  const auto kind = std::filesystem::status(path, ignored).type();
+  if (kind == std::filesystem::file_type::directory) return refuse("is a folder, expected a file");
+  if (kind == std::filesystem::file_type::fifo) {
+    return refuse("is a pipe, whose reader would have to be waited for; expected a file");
+  }
+  const auto folder = std::filesystem::path(path).parent_path();
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  if (!folder.empty() && !std::filesystem::is_directory(folder, ignored)) {
+    return refuse(absl::StrCat("its folder can't be made: ", error.message()));
+  }
+  try {
+    return std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
+  } catch (const std::exception&) {
+    return refuse(absl::StrCat("can't be written: ", std::strerror(errno)));
+  }
+}
+
 // Replaced once by InitLogging, before other threads are started.
 std::shared_ptr<spdlog::logger>& Logger() {
   static auto* logger = new std::shared_ptr<spdlog::logger>(
@@ -63,16 +90,20 @@ absl::Status InitLogging(const LogOptions& options) {
 
   std::vector<spdlog::sink_ptr> sinks = {std::make_shared<spdlog::sinks::stderr_sink_mt>()};
   if (!options.file.empty()) {
-    try {
-      const auto folder = std::filesystem::path(options.file).parent_path();
-      if (!folder.empty()) std::filesystem::create_directories(folder);
-      sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file));
-    } catch (const std::exception& e) {
-      return absl::UnavailableError(absl::StrCat("log file ", options.file, ": ", e.what()));
-    }
+    auto sink = OpenFile(options.file);
+    if (!sink.ok()) return sink.status();
+    sinks.push_back(*std::move(sink));
   }
   Logger() = MakeLogger(options.name, std::move(sinks));
   Logger()->set_level(*level);
+  // A full disk ends neither the process nor what stderr is told. Once: the disk stays full.
+  Logger()->set_error_handler([file = options.file](const std::string& what) {
+    static std::atomic<bool> told = false;
+    if (told.exchange(true)) return;
+    const std::string line = absl::StrCat("cannot write the log file ", file, " (", what,
+                                          "): lines are lost there, this stderr has them\n");
+    (void)!write(STDERR_FILENO, line.data(), line.size());
+  });
   return absl::OkStatus();
 }
 

@@ -36,6 +36,29 @@ ModelHostOptions OptionsOfRun(const RunConfig& run, int threads) {
 }
 
 namespace {
+// The positions that the model was made for, or can be stretched to.
+int64_t MaxPositions(const engine::ModelConfig& config) {
+  const engine::RopeScaling& scaling = config.rope_scaling;
+  const int64_t original = scaling.original_max_position_embeddings > 0
+                               ? scaling.original_max_position_embeddings
+                               : config.max_position_embeddings;
+  const auto stretched = static_cast<double>(original) * scaling.factor;
+  return std::max(config.max_position_embeddings, static_cast<int64_t>(stretched));
+}
+
+absl::StatusOr<int64_t> ContextOf(const ModelHostOptions& options,
+                                  const engine::ModelConfig& config) {
+  if (options.max_sequence_length <= 0) {
+    return std::min(kDefaultMaxSequence, config.max_position_embeddings);
+  }
+  const int64_t most = MaxPositions(config);
+  if (options.max_sequence_length <= most) return options.max_sequence_length;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the longest sequence is to have ", options.max_sequence_length, " tokens, but the model ",
+      options.path, " was made for ", most, ", beyond which it writes nonsense: expected at most ",
+      most, " (--max-sequence-length, or model.max_sequence_length in the run file)"));
+}
+
 // Makes what the files' headers and the options decide.
 absl::Status MakeDevice(const ModelHostOptions& options, ModelHost* host) {
   ASSIGN_OR_RETURN(const engine::WeightFormat kv_format, engine::ParseKvFormat(options.kv_dtype));
@@ -44,10 +67,7 @@ absl::Status MakeDevice(const ModelHostOptions& options, ModelHost* host) {
   engine::TransformerOptions transformer;
   transformer.dtype = host->dtype;
   transformer.kv_format = kv_format;
-  transformer.max_sequence_length =
-      options.max_sequence_length > 0
-          ? options.max_sequence_length
-          : std::min(kDefaultMaxSequence, host->files.config.max_position_embeddings);
+  ASSIGN_OR_RETURN(transformer.max_sequence_length, ContextOf(options, host->files.config));
   ASSIGN_OR_RETURN(host->transformer,
                    engine::Transformer::Create(*host->device, host->files.config, transformer));
   engine::NumericProfile profile = host->device->Profile(host->dtype);
