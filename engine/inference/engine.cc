@@ -67,6 +67,9 @@ class EngineImpl final : public InferenceEngine {
   absl::Status Allocate(int64_t num_blocks);
 
   absl::Status Submit(Request request) override;
+  absl::Status CheckRoom(int64_t num_requests, int64_t num_tokens) const override {
+    return scheduler_.CheckRoom(num_requests, num_tokens);
+  }
   absl::Status Check(const Request& request) const override {
     return ValidateRequest(request, limits_);
   }
@@ -426,8 +429,10 @@ void EngineImpl::CountPlan(const StepPlan& plan) {
     if (!s.wrote_tokens() || rows.count > 1) stats_.prompt_tokens_computed += rows.count;
     if (rows.fork_of >= 0) {
       stats_.prompt_tokens_cached += s.size();
+      stats_.prompt_tokens_asked += s.size();
     } else if (s.num_preemptions == 0 && rows.begin == s.num_cached) {
       stats_.prompt_tokens_cached += s.num_cached;
+      stats_.prompt_tokens_asked += s.num_given;
     }
   }
 }

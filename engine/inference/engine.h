@@ -71,6 +71,7 @@ struct EngineStats {
           blocks_cached = 0;           // cached: free, contents still known
   int64_t prompt_tokens_computed = 0;  // rows of prefill, recomputation included
   int64_t prompt_tokens_cached = 0;    // rows saved by prefix cache and group sharing
+  int64_t prompt_tokens_asked = 0;     // given to requests that have begun: computed or saved once
   int64_t tokens_generated = 0;
   int64_t num_preemptions = 0, num_finished = 0, num_aborted = 0, num_steps = 0, num_swaps = 0;
   SpeculationStats speculation;
@@ -93,6 +94,8 @@ class InferenceEngine {
   virtual absl::Status Submit(Request request) = 0;
   // What Submit would say of the request's values: OK or InvalidArgument.
   virtual absl::Status Check(const Request& request) const = 0;
+  // ResourceExhausted: Submit would say so of so many requests of so many given tokens together.
+  virtual absl::Status CheckRoom(int64_t num_requests, int64_t num_tokens) const = 0;
   // Takes a group, all or none: requests with the same prompt_ids and priority and no forced
   // prefix. The prompt is computed once and its blocks are shared.
   virtual absl::Status SubmitGroup(std::vector<Request> samples) = 0;

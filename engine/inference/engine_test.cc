@@ -452,6 +452,7 @@ TEST_CASE("a prompt is found in the cache, flushed while paused, and computed ag
   CHECK(first.end.cached_prompt_tokens == 0);
   CHECK(second.end.cached_prompt_tokens == 48);
   CHECK(engine->stats().prompt_tokens_cached == 48);
+  CHECK(engine->stats().prompt_tokens_asked == 100);
   CHECK(second.SameBits(first));
   engine->Pause();
   engine->FlushPrefixCache();

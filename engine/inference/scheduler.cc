@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status.h"
 #include "engine/inference/validation.h"
 
 namespace stretto::engine {
@@ -25,6 +26,16 @@ bool Scheduler::Before::operator()(const Sequence* a, const Sequence* b) const {
          std::tuple(-int64_t{b->priority}, !b->resumed, b->arrival);
 }
 
+absl::Status Scheduler::CheckRoom(int64_t num_requests, int64_t num_tokens) const {
+  if (num_waiting() + num_requests <= options_.max_queued &&
+      waiting_tokens_ + num_tokens <= options_.max_queued_tokens) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the queue is full: ", num_waiting(), " requests with ", waiting_tokens_,
+                   " tokens wait; try again when some have been admitted"));
+}
+
 absl::Status Scheduler::Submit(absl::Span<Sequence* const> group) {
   int64_t num_tokens = 0;
   for (const Sequence* s : group) {
@@ -39,12 +50,7 @@ absl::Status Scheduler::Submit(absl::Span<Sequence* const> group) {
                        pool_.num_blocks(), ": lower max_tokens or enlarge the cache"));
     }
   }
-  if (num_waiting() + static_cast<int64_t>(group.size()) > options_.max_queued ||
-      waiting_tokens_ + num_tokens > options_.max_queued_tokens) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the queue is full: ", num_waiting(), " requests with ", waiting_tokens_,
-                     " tokens wait; try again when some have been admitted"));
-  }
+  RETURN_IF_ERROR(CheckRoom(static_cast<int64_t>(group.size()), num_tokens));
   const uint64_t group_id = group.size() > 1 ? next_arrival_ : 0;
   for (Sequence* s : group) {
     s->arrival = next_arrival_++;

@@ -105,6 +105,8 @@ class Scheduler {
   // Takes one sequence, or a group with equal tokens and priority (all or none).
   // InvalidArgument: it can never fit into the cache. ResourceExhausted: the queue is full.
   absl::Status Submit(absl::Span<Sequence* const> group);
+  // ResourceExhausted: so many more, of so many tokens together, have no place in the queue now.
+  absl::Status CheckRoom(int64_t num_requests, int64_t num_tokens) const;
   // Plans a step. Valid until the next call of Plan; Commit must follow, and no Remove or
   // SetWeights may come between the two.
   const StepPlan& Plan();

@@ -130,10 +130,11 @@ bool HttpConnection::SendReply(HttpReply& reply, int64_t timeout_ms,
   if (reply.stream != nullptr && !reads_chunks) keep_alive = false;  // its end is the connection's
   const std::string head = Head(reply);
   if (!wants_body) return SendAll(head, timeout_ms, stopping);
-  if (reply.stream == nullptr) {
-    return SendAll(absl::StrCat(head, reply.body), timeout_ms, stopping);
+  if (reply.stream == nullptr && reply.body.size() <= kReadBytes) {
+    return SendAll(absl::StrCat(head, reply.body), timeout_ms, stopping);  // in one packet, perhaps
   }
   if (!SendAll(head, timeout_ms, stopping)) return false;
+  if (reply.stream == nullptr) return SendAll(reply.body, timeout_ms, stopping);
   while (const std::optional<std::string> bytes = reply.stream->Next()) {
     if (Gone()) return false;
     if (bytes->empty()) continue;

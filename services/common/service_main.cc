@@ -24,6 +24,7 @@
 
 namespace stretto::services {
 namespace {
+constexpr int64_t kLastAnswersMs = 1000;  // beyond the grace, for answers to be read
 
 std::string MemberFile(const std::string& run_dir, const std::string& name) {
   return JoinPath(JoinPath(run_dir, "members"), absl::StrCat(name, ".json"));
@@ -83,7 +84,7 @@ void AddCommonFlags(CLI::App& app, ServiceFlags& flags) {
       ->check(IntegerIn(0, 1024));
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error");
   app.add_option("--log-file", flags.log_file, "write the log there too");
-  app.add_option("--grace-ms", flags.grace_ms, "time for running calls at the end")
+  app.add_option("--grace-ms", flags.grace_ms, "time for running calls and requests at the end")
       ->check(IntegerIn(0, 3'600'000));
   app.add_flag("--exit-with-parent{-1}", flags.exit_with_parent,
                "end when the parent process (of this id) ends");
@@ -232,8 +233,12 @@ class Process {
   void End() {
     server_->SetServing(false);
     if (member_ != nullptr) member_->Leave();
-    service_.Drain(context_.flags.grace_ms);
-    server_->Shutdown(context_.flags.grace_ms);
+    const int64_t grace_ms = context_.flags.grace_ms;
+    const int64_t end_ns = Clock::Real().NowNs() + grace_ms * 1'000'000;
+    service_.Drain(grace_ms);
+    // What Drain() has ended is still to be told to its callers.
+    const int64_t left_ms = (end_ns - Clock::Real().NowNs()) / 1'000'000;
+    server_->Shutdown(std::max(left_ms, std::min(grace_ms, kLastAnswersMs)));
     service_.Stop();
     if (!context_.run_dir.empty()) {
       (void)Files::Real().RemoveAll(MemberFile(context_.run_dir, context_.flags.name));

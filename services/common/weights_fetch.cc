@@ -47,10 +47,10 @@ absl::StatusOr<Manifest> FromProto(const v1::WeightsManifest& proto) {
 // Ends a call that nobody wants any more, or at which nothing happens.
 class CallGuard {
  public:
-  // Stalls are watched for only where there is another source.
+  // Where there is no other source, this one has more time.
   CallGuard(grpc::ClientContext* context, const FetchRequest& request, bool has_other)
       : context_(context), request_(request), has_other_(has_other) {
-    if (has_other) end_ns_ = Clock::Real().NowNs() + request.first_answer_ms * 1'000'000;
+    EndIn(has_other ? request.first_answer_ms : request.last_stall_ms);
     thread_ = std::thread([this] { Run(); });
   }
   ~CallGuard() {
@@ -62,7 +62,7 @@ class CallGuard {
   }
   void Progress() {
     absl::MutexLock lock(&mutex_);
-    if (has_other_) end_ns_ = Clock::Real().NowNs() + request_.stall_ms * 1'000'000;
+    EndIn(has_other_ ? request_.stall_ms : request_.last_stall_ms);
   }
   // What the call's status means.
   absl::Status Explain(const absl::Status& status) {
@@ -71,12 +71,15 @@ class CallGuard {
   }
 
  private:
+  void EndIn(int64_t ms) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    end_ns_ = Clock::Real().NowNs() + ms * 1'000'000;
+  }
   void Run() {
     absl::MutexLock lock(&mutex_);
     while (!mutex_.AwaitWithTimeout(absl::Condition(&is_over_), absl::Milliseconds(50))) {
       if (request_.cancelled && request_.cancelled()) {
         reason_ = absl::CancelledError("no longer wanted");
-      } else if (end_ns_ > 0 && Clock::Real().NowNs() > end_ns_) {
+      } else if (Clock::Real().NowNs() > end_ns_) {
         reason_ = absl::UnavailableError("nothing comes from it");
       }
       if (!reason_.ok()) {

@@ -28,6 +28,7 @@ struct FetchRequest {
   // Without a byte or a sign of life for so long a source is left for the next, if there is one.
   int64_t stall_ms = 2000;
   int64_t first_answer_ms = 6000;  // a source may wait until it has what is asked for
+  int64_t last_stall_ms = 15000;   // the same for a source without another, from the first moment
 };
 
 struct FetchedWeights {

@@ -17,6 +17,8 @@ constexpr size_t kMaxCommands = 1024;
 constexpr int64_t kPublishIntervalNs = 500'000'000;
 // How often a swap that must wait for old rollouts is tried again.
 constexpr int64_t kSwapRetryMs = 20;
+constexpr int64_t kIdlePollNs = 10'000'000;
+constexpr int64_t kAbortMs = 2000;  // until what was cancelled has ended: a step
 }  // namespace
 
 // --- Generation
@@ -77,6 +79,11 @@ GenerationLoop::GenerationLoop(std::unique_ptr<engine::InferenceEngine> engine, 
           metrics->counter("stretto_generator_prompt_tokens_total", "Prompt tokens computed.")),
       preemptions_total_(metrics->counter("stretto_generator_preemptions_total",
                                           "Rollouts that lost their blocks for a while.")),
+      prefix_query_tokens_(metrics->counter("stretto_generator_prefix_cache_query_tokens_total",
+                                            "Prompt tokens of completions that have begun.")),
+      prefix_hit_tokens_(metrics->counter(
+          "stretto_generator_prefix_cache_hit_tokens_total",
+          "Of them, those that the prefix cache or another of the same prompt had computed.")),
       running_(metrics->gauge("stretto_generator_running", "Rollouts being decoded.")),
       queued_(metrics->gauge("stretto_generator_queued", "Rollouts that wait.")),
       free_blocks_(metrics->gauge("stretto_generator_free_blocks", "Free KV blocks.")),
@@ -178,12 +185,15 @@ void GenerationLoop::Publish() {
   if (now_ns - last_publish_ns_ < kPublishIntervalNs) return;
   last_publish_ns_ = now_ns;
   const engine::EngineStats stats = engine_->stats();
-  tokens_total_.Add(static_cast<double>(stats.tokens_generated - last_tokens_));
-  prompt_tokens_total_.Add(static_cast<double>(stats.prompt_tokens_computed - last_prompt_tokens_));
-  preemptions_total_.Add(static_cast<double>(stats.num_preemptions - last_preemptions_));
-  last_tokens_ = stats.tokens_generated;
-  last_prompt_tokens_ = stats.prompt_tokens_computed;
-  last_preemptions_ = stats.num_preemptions;
+  const auto add = [&](const Counter& counter, int64_t engine::EngineStats::*count) {
+    counter.Add(static_cast<double>(stats.*count - published_.*count));
+  };
+  add(tokens_total_, &engine::EngineStats::tokens_generated);
+  add(prompt_tokens_total_, &engine::EngineStats::prompt_tokens_computed);
+  add(prefix_query_tokens_, &engine::EngineStats::prompt_tokens_asked);
+  add(prefix_hit_tokens_, &engine::EngineStats::prompt_tokens_cached);
+  add(preemptions_total_, &engine::EngineStats::num_preemptions);
+  published_ = stats;
   running_.Set(static_cast<double>(stats.num_running));
   queued_.Set(static_cast<double>(stats.num_queued));
   free_blocks_.Set(static_cast<double>(stats.blocks_total - stats.blocks_used));
@@ -230,8 +240,13 @@ absl::Status GenerationLoop::SubmitOnThread(GenerationRequest& request,
     entry.priority = request.priority;
     entry.want_text = request.want_text;
     entry.prompt_logprobs = request.prompt_logprobs && requests.size() == 1;
-    // Before anything is copied for the others.
-    if (requests.size() == 1) RETURN_IF_ERROR(engine_->Check(entry));
+    if (requests.size() == 1) {
+      // Before anything is copied for the others.
+      RETURN_IF_ERROR(engine_->Check(entry));
+      const auto num = static_cast<int64_t>(request.samples.size());
+      const auto num_tokens = static_cast<int64_t>(request.prompt_ids.size());
+      RETURN_IF_ERROR(engine_->CheckRoom(num, num * num_tokens));
+    }
     as_group = as_group && entry.forced_prefix.empty();
     generation->request_ids_.push_back(entry.id);
   }
@@ -322,14 +337,34 @@ bool GenerationLoop::IsDraining() const {
   return draining_;
 }
 
-void GenerationLoop::CancelAll() {
+void GenerationLoop::CancelAll(std::optional<Api> api) {
   SetDraining(true);
-  (void)Run([this] {
+  (void)Run([this, api] {
     std::vector<uint64_t> ids;
-    for (const auto& [id, target] : targets_) ids.push_back(id);
+    for (const auto& [id, target] : targets_) {
+      if (!api.has_value() || target.times.api == *api) ids.push_back(id);
+    }
     std::sort(ids.begin(), ids.end());
     for (const uint64_t id : ids) (void)engine_->Cancel(id);
   });
+}
+
+bool GenerationLoop::AwaitIdle(int64_t timeout_ms) {
+  const int64_t end_ns = Clock::Real().NowNs() + timeout_ms * 1'000'000;
+  while (!Idle()) {
+    if (Clock::Real().NowNs() >= end_ns) return false;
+    Clock::Real().SleepNs(kIdlePollNs);
+  }
+  return true;
+}
+
+void GenerationLoop::FinishWithin(int64_t timeout_ms, bool abort_rollouts) {
+  SetDraining(true);
+  if (abort_rollouts) CancelAll(Api::kGrpc);
+  if (AwaitIdle(timeout_ms)) return;
+  LogWarning("what has not ended within ", timeout_ms, " ms (--grace-ms) is cut off");
+  CancelAll();
+  (void)AwaitIdle(kAbortMs);
 }
 
 bool GenerationLoop::Idle() {

@@ -112,8 +112,11 @@ class GenerationLoop {
   // Refuses new work from now on (or takes it again).
   void SetDraining(bool draining);
   bool IsDraining() const;  // doesn't wait for the engine
-  // Ends all samples as aborted and refuses new work.
-  void CancelAll();
+  // Ends all samples as aborted, or those of one kind of caller, and refuses new work.
+  void CancelAll(std::optional<Api> api = std::nullopt);
+  // Refuses new work, and lets what runs end within `timeout_ms`; what hasn't is then aborted, as
+  // rollouts are at once if `abort_rollouts`.
+  void FinishWithin(int64_t timeout_ms, bool abort_rollouts);
   bool Idle();
 
  private:
@@ -126,6 +129,7 @@ class GenerationLoop {
   };
   // Runs `command` on the engine thread and waits for it; false: the queue is full.
   bool Run(const std::function<void()>& command);
+  bool AwaitIdle(int64_t timeout_ms);
   void ThreadMain();
   bool RunCommands();
   void Dispatch(absl::Span<const engine::Event> events);
@@ -144,10 +148,11 @@ class GenerationLoop {
   absl::flat_hash_map<uint64_t, Target> targets_;    // the engine thread's
   uint64_t next_request_id_ = 1;                     // the engine thread's
   double busy_seconds_ = 0;                          // the engine thread's
-  int64_t last_tokens_ = 0, last_prompt_tokens_ = 0, last_preemptions_ = 0;
+  engine::EngineStats published_;                    // the engine thread's
   int64_t last_publish_ns_ = 0;
 
   Counter tokens_total_, prompt_tokens_total_, preemptions_total_;
+  Counter prefix_query_tokens_, prefix_hit_tokens_;
   Gauge running_, queued_, free_blocks_, version_gauge_;
   SpeculationMetrics speculation_metrics_;
   LatencyMetrics latency_metrics_;

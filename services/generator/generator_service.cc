@@ -1,6 +1,7 @@
 #include "services/generator/generator_service.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -45,9 +46,12 @@ absl::StatusOr<engine::ConstraintSpec> SpecOf(const v1::Constraint& proto) {
   return absl::InvalidArgumentError("it is empty: give a regex, a json_schema or json_object");
 }
 
+using ConstraintGetter =
+    std::function<engine::ConstraintCache::Result(const engine::ConstraintSpec&)>;
+
 // Blocks while a constraint is compiled.
 absl::StatusOr<engine::SamplingParams> FromProto(const v1::SamplingParams& proto,
-                                                 engine::ConstraintCache& constraints) {
+                                                 const ConstraintGetter& constraint_of) {
   engine::SamplingParams sampling;
   sampling.temperature = proto.temperature();
   sampling.top_k = proto.top_k();
@@ -67,7 +71,7 @@ absl::StatusOr<engine::SamplingParams> FromProto(const v1::SamplingParams& proto
   if (!proto.has_constraint()) return sampling;
   const absl::StatusOr<engine::ConstraintSpec> spec = SpecOf(proto.constraint());
   if (!spec.ok()) return Annotate(spec.status(), "sampling.constraint");
-  auto constraint = constraints.Get(*spec);
+  auto constraint = constraint_of(*spec);
   if (!constraint.ok()) return Annotate(constraint.status(), "sampling.constraint");
   sampling.constraint = *std::move(constraint);
   return sampling;
@@ -81,7 +85,7 @@ uint64_t DrawPromptId(const v1::PromptId& id) {
 
 // `limits`: without what the request says itself.
 absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& proto,
-                                            engine::ConstraintCache& constraints,
+                                            const ConstraintGetter& constraint_of,
                                             PrefixLimits limits) {
   if (proto.sampling().max_tokens() < 1) {
     return absl::InvalidArgumentError("sampling.max_tokens: at least 1 is expected");
@@ -92,7 +96,7 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& proto,
   }
   GenerationRequest request;
   request.prompt_ids = {proto.prompt_ids().begin(), proto.prompt_ids().end()};
-  ASSIGN_OR_RETURN(request.sampling, FromProto(proto.sampling(), constraints));
+  ASSIGN_OR_RETURN(request.sampling, FromProto(proto.sampling(), constraint_of));
   request.run_seed = proto.run_seed();
   request.prompt_id = DrawPromptId(proto.prompt_id());
   request.priority = proto.priority();
@@ -254,7 +258,10 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
                      v1::DrainResponse*) override {
     if (absl::Status status = Check(request->caller()); !status.ok()) return ToGrpc(status);
-    parts_.loop->SetDraining(true);
+    parts_.loop->SetDraining(!request->end());
+    LogInfo(request->end() ? "takes new work again: draining was ended"
+                           : "draining: takes no new work from now on");
+    if (request->end()) return grpc::Status::OK;
     while (!parts_.loop->Idle()) {
       if (context->IsCancelled()) return {grpc::StatusCode::CANCELLED, "still draining"};
       Clock::Real().SleepNs(kPollMs * 1'000'000);
@@ -274,7 +281,10 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
                               .max_tokens = 0,
                               .stop_ids = parts_.host->prompts->stop_ids(),
                               .version = parts_.policy->Current().first};
-    ASSIGN_OR_RETURN(GenerationRequest request, FromProto(proto, *parts_.constraints, limits));
+    const auto constraint_of = [&](const engine::ConstraintSpec& spec) {
+      return parts_.constraints->Get(spec, [&context] { return context.IsCancelled(); });
+    };
+    ASSIGN_OR_RETURN(GenerationRequest request, FromProto(proto, constraint_of, limits));
     const int64_t gather_ms = request.want_text ? 0 : kGatherMs;
     ASSIGN_OR_RETURN(const std::shared_ptr<Generation> generation,
                      parts_.loop->Submit(std::move(request)));

@@ -41,6 +41,15 @@ absl::StatusOr<engine::SwapPolicy> ParseSwapPolicy(const std::string& name) {
       absl::StrCat("schedule.weight_update '", name, "': expected finish, recompute or keep"));
 }
 
+// As browsers send it: nothing else would ever match. The reason against it, or "".
+std::string CheckOrigin(const std::string& origin) {
+  if (origin == "*") return "";
+  const size_t scheme = origin.find("://");
+  const bool good = scheme != std::string::npos && scheme > 0 && scheme + 3 < origin.size() &&
+                    origin.find_first_of("/ \t\r\n,*", scheme + 3) == std::string::npos;
+  return good ? "" : "expected scheme://host or scheme://host:port without a path, or *";
+}
+
 absl::StatusOr<int64_t> KvCacheBytes(const ClusterSection& cluster) {
   if (cluster.kv_cache_share <= 0) return cluster.kv_cache_mb << 20;
   const absl::StatusOr<int64_t> usable = UsableMemoryBytes(Files::Real());
@@ -93,6 +102,10 @@ class GeneratorProgram final : public Service {
     app.add_option("--api-key-file", api_keys_.file,
                    "a file with such keys, one a line; STRETTO_API_KEY in the environment is one "
                    "more");
+    app.add_option("--cors-origin", cors_origins_,
+                   "an origin (https://host[:port], or *) whose web pages may use the HTTP API "
+                   "(may be repeated)")
+        ->check(CLI::Validator(CheckOrigin, "ORIGIN"));
     app.add_option("--max-queued", max_queued_, "requests that may wait")
         ->check(IntegerIn(1, 1 << 20));
     app.add_option("--max-running", cluster_.max_running, "with --model: sequences at once")
@@ -108,6 +121,7 @@ class GeneratorProgram final : public Service {
 
   absl::Status Start(const ServiceContext& context) override {
     RETURN_IF_ERROR(Configure(context));
+    in_run_ = context.run.has_value() || !context.flags.coordinator.empty();
     ASSIGN_OR_RETURN(host_, OpenModelHost(model_));
     ASSIGN_OR_RETURN(policy_, PolicyHolder::Create(host_.get(), FetchWeights));
     engine::EngineOptions options;
@@ -150,22 +164,30 @@ class GeneratorProgram final : public Service {
   }
 
   std::optional<Membership> membership() override {
-    return Membership{.pool = v1::POOL_GENERATOR, .profile = host_->profile, .version = [this] {
-                        const auto [number, hash] = policy_->Current();
-                        v1::PolicyVersion version;
-                        version.set_number(number);
-                        version.set_hash(hash);
-                        return version;
-                      }};
+    Membership membership;
+    membership.pool = v1::POOL_GENERATOR;
+    membership.profile = host_->profile;
+    membership.version = [this] {
+      const auto [number, hash] = policy_->Current();
+      v1::PolicyVersion version;
+      version.set_number(number);
+      version.set_hash(hash);
+      return version;
+    };
+    membership.notice = [this]() -> std::string {
+      if (!loop_->IsDraining()) return "";
+      return "is draining and takes no new rollouts, as its Drain was called; restart it, or call "
+             "Drain with end: true, and it does again";
+    };
+    return membership;
   }
 
   int http_port() const override { return http_ == nullptr ? -1 : http_->port(); }
 
   void Drain(int64_t timeout_ms) override {
-    // What has been generated is valid; another generator goes on from there.
-    loop_->CancelAll();
-    const int64_t end_ns = Clock::Real().NowNs() + timeout_ms * 1'000'000;
-    while (!loop_->Idle() && Clock::Real().NowNs() < end_ns) Clock::Real().SleepNs(10'000'000);
+    policy_->StopPreparing();
+    // What has been generated of a run's rollouts is valid; another generator goes on from there.
+    loop_->FinishWithin(timeout_ms, /*abort_rollouts=*/in_run_);
   }
   void Stop() override {
     http_.reset();
@@ -184,6 +206,10 @@ class GeneratorProgram final : public Service {
       if (!api_keys_.given.empty() || !api_keys_.file.empty()) {
         return absl::InvalidArgumentError("an API key is for the HTTP API: give --http-port too");
       }
+      if (!cors_origins_.empty()) {
+        return absl::InvalidArgumentError(
+            "--cors-origin is for the HTTP API: give --http-port too");
+      }
       if (!context.run.has_value()) LogInfo("no HTTP API: --http-port PORT serves one");
       return absl::OkStatus();
     }
@@ -191,6 +217,7 @@ class GeneratorProgram final : public Service {
     ASSIGN_OR_RETURN(options.keys, ApiKeys::Read(api_keys_));
     options.model_name = served_model_name_;
     options.max_model_len = Context();
+    options.cors_origins = cors_origins_;
     if (options.model_name.empty()) {
       options.model_name =
           context.run.has_value()
@@ -239,6 +266,7 @@ class GeneratorProgram final : public Service {
     return absl::OkStatus();
   }
 
+  bool in_run_ = false;
   ModelHostOptions model_;
   std::string weight_dtype_, kv_dtype_;  // the flags
   ClusterSection cluster_;
@@ -252,6 +280,7 @@ class GeneratorProgram final : public Service {
   int64_t kv_cache_tokens_ = 0;
   int http_port_ = -1;
   std::string served_model_name_;
+  std::vector<std::string> cors_origins_;
   ApiKeySources api_keys_{.given = {}, .file = "", .environment_key = "STRETTO_API_KEY"};
   int32_t max_queued_ = engine::EngineOptions().max_queued;
   std::unique_ptr<OpenAiApi> api_;

@@ -1,12 +1,18 @@
 #include "services/generator/policy_holder.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/status.h"
 
 namespace stretto::services {
+namespace {
+constexpr absl::Duration kPoll = absl::Milliseconds(20);  // how soon a wait that is given up ends
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<PolicyHolder>> PolicyHolder::Create(const ModelHost* host,
                                                                    WeightsFetcher fetcher) {
   std::unique_ptr<PolicyHolder> holder(new PolicyHolder(host, std::move(fetcher)));
@@ -16,12 +22,29 @@ absl::StatusOr<std::unique_ptr<PolicyHolder>> PolicyHolder::Create(const ModelHo
   return holder;
 }
 
+absl::Status PolicyHolder::Wanted(int64_t number) const {
+  if (is_stopping_) return absl::UnavailableError("the generator is stopping");
+  const int64_t newest = *asked_.rbegin();
+  if (newest <= number) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("version ", newest, " has been announced: version ",
+                                         number, " is not prepared any more"));
+}
+
+absl::Status PolicyHolder::AwaitTurn(const FetchRequest& request) {
+  const auto is_free = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !is_preparing_; };
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&is_free), kPoll)) {
+    RETURN_IF_ERROR(Wanted(request.number));
+    // Asks the caller alone, and nothing that locks.
+    if (request.cancelled && request.cancelled()) return absl::CancelledError("no longer wanted");
+  }
+  return Wanted(request.number);
+}
+
 absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::string& hash,
                                                    const std::string& run_id,
                                                    const std::vector<std::string>& sources,
                                                    const std::function<bool()>& cancelled) {
   if (hash.empty()) return absl::InvalidArgumentError("a version without a hash proves nothing");
-  absl::MutexLock preparing(&preparing_);
   FetchRequest request{.run_id = run_id,
                        .number = number,
                        .hash = hash,
@@ -29,17 +52,44 @@ absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::st
                        .expected = expected_,
                        .relay = &relay_,
                        .cancelled = cancelled};
+  std::multiset<int64_t>::iterator asked;
+  {
+    absl::MutexLock lock(&mutex_);
+    asked = asked_.insert(number);
+    if (absl::Status status = AwaitTurn(request); !status.ok()) {
+      asked_.erase(asked);
+      return status;
+    }
+    is_preparing_ = true;
+  }
+  request.cancelled = [&] {
+    absl::MutexLock lock(&mutex_);
+    return (cancelled && cancelled()) || !Wanted(number).ok();
+  };
+  absl::StatusOr<PreparedInfo> info = PrepareInTurn(std::move(request));
+  absl::MutexLock lock(&mutex_);
+  if (absl::IsCancelled(info.status())) {
+    if (absl::Status why = Wanted(number); !why.ok()) info = std::move(why);
+  }
+  is_preparing_ = false;
+  asked_.erase(asked);
+  return info;
+}
+
+absl::StatusOr<PreparedInfo> PolicyHolder::PrepareInTurn(FetchRequest request) {
   std::shared_ptr<const engine::ModelWeights> base_weights;
   {
     absl::MutexLock lock(&mutex_);
-    if (current_.Is(number, hash) || prepared_.Is(number, hash)) return PreparedInfo();
+    if (current_.Is(request.number, request.hash) || prepared_.Is(request.number, request.hash)) {
+      return PreparedInfo();
+    }
     const Held& base = prepared_.version != nullptr ? prepared_ : current_;
     request.base = base.version;
     base_weights = base.weights;
     // The same weights under another number: a skipped step, or a run that begins.
-    if (request.base->hash == hash) {
+    if (request.base->hash == request.hash) {
       auto version = std::make_shared<engine::WeightsVersion>(*request.base);
-      version->number = number;
+      version->number = request.number;
       relay_.Hold(version);
       prepared_ = {.version = std::move(version), .weights = std::move(base_weights)};
       return PreparedInfo();
@@ -58,6 +108,11 @@ absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::st
                       .seconds = static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9,
                       .transfer_seconds = fetched.transfer_seconds,
                       .num_sources_left = fetched.num_sources_left};
+}
+
+void PolicyHolder::StopPreparing() {
+  absl::MutexLock lock(&mutex_);
+  is_stopping_ = true;
 }
 
 absl::StatusOr<engine::ServedWeights> PolicyHolder::Get(int64_t number,

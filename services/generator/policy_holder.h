@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,11 +37,14 @@ class PolicyHolder {
                                                               WeightsFetcher fetcher);
 
   // Blocks until the version is ready. One at a time: a repeat waits for the first and then has its
-  // result. `cancelled` is asked now and then.
+  // result; an older version than one that is asked for is ABORTED. `cancelled` is
+  // asked now and then, whatever is being waited for.
   absl::StatusOr<PreparedInfo> Prepare(int64_t number, const std::string& hash,
                                        const std::string& run_id,
                                        const std::vector<std::string>& sources,
                                        const std::function<bool()>& cancelled);
+  // Ends what is being prepared, and refuses to prepare anything from now on.
+  void StopPreparing();
   // The version as the engine uses it. FAILED_PRECONDITION: it is neither prepared nor in use.
   absl::StatusOr<engine::ServedWeights> Get(int64_t number, const std::string& hash) const;
   // It is in use from now on; the one before is let go.
@@ -66,12 +70,20 @@ class PolicyHolder {
   PolicyHolder(const ModelHost* host, WeightsFetcher fetcher)
       : host_(host), fetcher_(std::move(fetcher)), expected_(ManifestOf(*host)) {}
 
+  // Why the version is not wanted any more, or OK.
+  absl::Status Wanted(int64_t number) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Waits until no other is prepared.
+  absl::Status AwaitTurn(const FetchRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<PreparedInfo> PrepareInTurn(FetchRequest request);
+
   const ModelHost* host_;
   const WeightsFetcher fetcher_;
   const engine::Manifest expected_;
   WeightsRelay relay_;
-  absl::Mutex preparing_;  // held for the whole of a preparation; before mutex_
   mutable absl::Mutex mutex_;
+  bool is_preparing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::multiset<int64_t> asked_ ABSL_GUARDED_BY(mutex_);  // by the calls under way
   Held current_ ABSL_GUARDED_BY(mutex_);
   Held prepared_ ABSL_GUARDED_BY(mutex_);
 };

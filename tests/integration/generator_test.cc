@@ -1,4 +1,10 @@
 // The generator as a process of its own.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <filesystem>
@@ -199,7 +205,7 @@ TEST_CASE("a caller that goes away frees what it had begun") {
 
 TEST_CASE("health, metrics, draining and an orderly end") {
   const int metrics_port = FreePort();
-  Server server({"--metrics-port", absl::StrCat(metrics_port)});
+  Server server({"--metrics-port", absl::StrCat(metrics_port), "--grace-ms", "200"});
   REQUIRE(Generate(*server.stub, MakeGenerateRequest(kPrompt, 1, 8)).status.ok());
   const auto has = [&](const char* text) {
     return HttpGet(metrics_port, "/metrics").find(text) != std::string::npos;
@@ -216,6 +222,12 @@ TEST_CASE("health, metrics, draining and an orderly end") {
     REQUIRE(server.stub->Drain(&context, {}, &response).ok());
     CHECK(CodeOf(server, MakeGenerateRequest(kPrompt, 1, 8)) == grpc::StatusCode::UNAVAILABLE);
     CHECK(server.Status().draining());
+    v1::DrainRequest request;
+    request.set_end(true);
+    CallContext again;
+    REQUIRE(server.stub->Drain(&again, request, &response).ok());
+    CHECK(CodeOf(server, MakeGenerateRequest(kPrompt, 1, 8)) == grpc::StatusCode::OK);
+    CHECK(!server.Status().draining());
   }
   SECTION("SIGTERM ends running rollouts as aborted, with what they have") {
     v1::GenerateRequest request = MakeGenerateRequest(kPrompt, 600, 240);
@@ -236,6 +248,79 @@ TEST_CASE("health, metrics, draining and an orderly end") {
     }
     CHECK(num_aborted > 0);
   }
+}
+
+// Lets everybody connect by gRPC, and answers nobody.
+class SilentServer {
+ public:
+  SilentServer() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    REQUIRE(bind(fd_, reinterpret_cast<sockaddr*>(&address), size) == 0);
+    REQUIRE(listen(fd_, 16) == 0);
+    REQUIRE(getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size) == 0);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] {
+      for (int client = accept(fd_, nullptr, nullptr); client >= 0;
+           client = accept(fd_, nullptr, nullptr)) {
+        constexpr char kSettings[] = {0, 0, 0, 4, 0, 0, 0, 0, 0};  // HTTP/2: none, the defaults
+        (void)!send(client, kSettings, sizeof(kSettings), MSG_NOSIGNAL);
+        clients_.push_back(client);
+      }
+    });
+  }
+  ~SilentServer() {
+    shutdown(fd_, SHUT_RDWR);
+    thread_.join();
+    close(fd_);
+    for (const int client : clients_) close(client);
+  }
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+
+ private:
+  const int fd_;
+  int port_ = 0;
+  std::vector<int> clients_;
+  std::thread thread_;
+};
+
+TEST_CASE("a source of weights that answers nothing holds up neither a newer version nor the end") {
+  const SilentServer silent;
+  Server server({"--grace-ms", "1000"});
+  const auto prepare = [&](int64_t number, const std::string& hash, const std::string& source) {
+    v1::PrepareWeightsRequest request;
+    request.mutable_version()->set_number(number);
+    request.mutable_version()->set_hash(hash);
+    request.add_sources(source);
+    CallContext context;
+    v1::PrepareWeightsResponse response;
+    return server.stub->PrepareWeights(&context, request, &response);
+  };
+  grpc::Status first, repeated, last;
+  const int64_t begin_ms = NowMs();
+  std::thread one([&] { first = prepare(1, "1", silent.address()); });
+  std::thread repeat([&] { repeated = prepare(1, "1", silent.address()); });
+  SleepMs(300);
+  // Of the weights in use: nothing needs to be fetched.
+  CHECK(prepare(2, server.Status().version().hash(), silent.address()).ok());
+  one.join();
+  repeat.join();
+  CHECK(NowMs() - begin_ms < 5000);
+  for (const grpc::Status& status : {first, repeated}) {
+    INFO(status.error_message());
+    CHECK(status.error_code() == grpc::StatusCode::ABORTED);
+    CHECK(status.error_message().find("version 2 has been announced") != std::string::npos);
+  }
+  std::thread waiting([&] { last = prepare(3, "3", silent.address()); });
+  SleepMs(300);
+  const int64_t signal_ms = NowMs();
+  server.process->Signal(SIGTERM);
+  CHECK(server.process->WaitForExit(20000) == 0);
+  CHECK(NowMs() - signal_ms < 5000);
+  waiting.join();
+  CHECK(last.error_code() == grpc::StatusCode::UNAVAILABLE);
 }
 
 TEST_CASE("a generator that cannot start says why and exits with 1 or 2") {
@@ -274,7 +359,37 @@ TEST_CASE("a generator that cannot start says why and exits with 1 or 2") {
     CHECK(run({"--model", model, "--chat-format", "none"}) == 2);
     CHECK(log_has("tokenizer.json"));
   }
+  SECTION("a longer context than the model's") {
+    CHECK(run({"--model", model, "--chat-format", "none", "--max-sequence-length", "257"}) == 2);
+    CHECK(log_has("257 tokens"));
+    CHECK(log_has("expected at most 256"));
+  }
+  SECTION("a pipe where a file should be") {
+    for (const std::string name : {"tokenizer.json", "config.json", "model.safetensors"}) {
+      const std::string path = model + "/" + name;
+      std::filesystem::rename(path, folder.File("kept"));
+      REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+      CHECK(run({"--model", model, "--chat-format", "none"}) == 2);
+      CHECK(log_has(path + ": is a pipe, expected a file"));
+      std::filesystem::remove(path);
+      std::filesystem::rename(folder.File("kept"), path);
+    }
+    CHECK(run({"--run", folder.path()}) == 2);
+    CHECK(log_has("is a folder, expected a file"));
+  }
+  SECTION("an address that isn't this machine's") {
+    CHECK(run({"--model", model, "--chat-format", "none", "--bind", "192.0.2.1"}) == 2);
+    CHECK(log_has("not this machine's"));
+  }
+  SECTION("a log file on a full disk: it serves all the same") {
+    if (!std::filesystem::exists("/dev/full")) return;
+    Server other({"--log-file", "/dev/full"});
+    CHECK(Generate(*other.stub, MakeGenerateRequest(kPrompt, 1, 8)).status.ok());
+    CHECK(other.process->Log().find("cannot write the log file /dev/full") != std::string::npos);
+  }
   SECTION("wrong flags") {
+    CHECK(run({"--model", model, "--http-port", "0", "--cors-origin", "localhost/"}) == 2);
+    CHECK(log_has("scheme://host"));
     CHECK(run({"--no-such-flag"}) == 2);
     CHECK(run({"--port", "70000"}) == 2);
     CHECK(run({}) == 2);

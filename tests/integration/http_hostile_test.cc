@@ -213,6 +213,29 @@ TEST_CASE("connections that send nothing, or hardly anything, keep nobody waitin
   drip.join();
 }
 
+TEST_CASE("a short request can't ask for an answer without measure") {
+  HttpServer server;
+  // 200 tokens of a prompt, told 128 times with 21 log-probs each: sent choice by choice.
+  Json body{{"prompt", std::vector<int32_t>(200, 21)},
+            {"echo", true},
+            {"max_tokens", 0},
+            {"logprobs", 20},
+            {"n", 128}};
+  const Answer large = server.Complete(body);
+  REQUIRE(large.status == 200);
+  CHECK(absl::StrContains(large.headers, "Transfer-Encoding: chunked"));
+  CHECK(large.body.size() > 5 << 20);
+  const Json choices = large.json()["choices"];
+  REQUIRE(choices.size() == 128);
+  CHECK(choices[127]["logprobs"] == choices[0]["logprobs"]);
+  // Ten such prompts are too many log-probs.
+  body["n"] = 12;
+  body["prompt"] = std::vector<std::vector<int32_t>>(10, std::vector<int32_t>(900, 21));
+  const Answer refused = server.Complete(body);
+  CheckError(refused, 400);
+  CHECK(refused.json()["error"]["param"] == "echo");
+}
+
 TEST_CASE("a client that hangs up is counted as one, and its sequences end") {
   HttpServer server;
   Json body{{"prompt", "1"}, {"n", 100}, {"max_tokens", 250}, {"ignore_eos", true}};

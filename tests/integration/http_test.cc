@@ -1,6 +1,8 @@
 // The generator's OpenAI-compatible API: a real process, real sockets.
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -282,6 +284,20 @@ TEST_CASE("what HTTP requests are refused, and how") {
   CHECK(absl::StrContains(metrics.headers, "text/plain"));
   CHECK(absl::StrContains(metrics.body, "stretto_http_requests_total{code=\"404\"} 3"));
   CHECK(absl::StrContains(metrics.body, "# TYPE stretto_generator_tokens_total counter"));
+  // Of a prompt of 40 tokens that is asked for again, two blocks of 16 are there already.
+  const auto count = [&](const std::string& name) {
+    const std::string text = server.Get("/metrics").body;
+    const size_t at = text.find(absl::StrCat("\nstretto_generator_prefix_cache_", name, "_total "));
+    return at == std::string::npos ? -1 : std::atoi(text.c_str() + text.find(' ', at));
+  };
+  const uint64_t before = server.Status().prefix_hit_tokens();
+  const Json again{{"prompt", std::vector<int32_t>(40, 21)}, {"max_tokens", 1}};
+  REQUIRE(server.Complete(again).status == 200);
+  REQUIRE(server.Complete(again).status == 200);
+  const uint64_t hits = server.Status().prefix_hit_tokens();
+  CHECK(hits == before + 32);
+  CHECK(Eventually([&] { return count("hit_tokens") == static_cast<int>(hits); }));
+  CHECK(count("query_tokens") >= 80);
   CHECK(Eventually([&] { return server.IsIdle(); }));
 }
 
@@ -346,6 +362,84 @@ TEST_CASE("clients that go away or never read") {
     server.process->Signal(SIGTERM);
     CHECK(server.process->WaitForExit(30000) == 0);
   }
+}
+
+TEST_CASE("at its end a server finishes what runs, as long as it is given") {
+  Json body{{"prompt", "1"}, {"n", 100}, {"max_tokens", 240}, {"ignore_eos", true}, {"seed", 1}};
+  const auto end_amid = [&](Server& server, bool stream) {
+    body["stream"] = stream;
+    Connection connection(server.http_port);
+    connection.Send(RawPost("/v1/completions", body.dump()));
+    REQUIRE(Eventually([&] { return server.Status().num_running() > 0; }));
+    server.process->Signal(SIGTERM);
+    return Parse(connection.ReadAll());
+  };
+  SECTION("time enough: whole answers and streams end as they would have; nobody new is taken") {
+    for (const bool stream : {false, true}) {
+      Server server({"--grace-ms", "60000"});
+      std::atomic<int> health = 0, refused = 0;
+      std::thread other([&] {
+        Eventually([&] { return (health = server.Get("/health").status) != 200; });
+        refused = server.Complete({{"prompt", "2"}, {"max_tokens", 2}}).status;
+      });
+      const Answer answer = end_amid(server, stream);
+      other.join();
+      CHECK(server.process->WaitForExit(10000) == 0);
+      CHECK(health == 503);
+      CHECK(refused == 503);
+      INFO(answer.body.substr(0, 300));
+      REQUIRE(answer.status == 200);
+      size_t num_ended = 0;
+      if (stream) {
+        const std::vector<Json> events = Events(answer.body);
+        CHECK(events.back() == "[DONE]");
+        for (const Json& event : events) {
+          if (event.is_object()) num_ended += event["choices"][0]["finish_reason"] == "length";
+        }
+      } else {
+        const Json whole = answer.json();
+        for (const Json& choice : whole["choices"]) {
+          num_ended += choice["finish_reason"] == "length";
+        }
+      }
+      CHECK(num_ended == 100);
+    }
+  }
+  SECTION("no time: who waits is told so at once") {
+    Server server({"--grace-ms", "0"});
+    const Answer answer = end_amid(server, /*stream=*/false);
+    CHECK(answer.status == 503);
+    CHECK(absl::StrContains(answer.body, "stopping"));
+    CHECK(server.process->WaitForExit(10000) == 0);
+  }
+}
+
+TEST_CASE("web pages of origins that are named may read the answers") {
+  const auto ask = [](const Server& server, const std::string& method, const std::string& origin) {
+    return server.Raw(
+        absl::StrCat(method, " /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: ", origin,
+                     "\r\nAccess-Control-Request-Method: POST\r\n", "Connection: close\r\n\r\n"));
+  };
+  const std::string here = "http://localhost:3000", allow = "Access-Control-Allow-Origin: ";
+  {
+    Server server;
+    CHECK(!absl::StrContains(ask(server, "OPTIONS", here).headers, allow));
+  }
+  {
+    Server server({"--cors-origin", here, "--api-key", "k"});
+    const Answer preflight = ask(server, "OPTIONS", here);  // which carries no key
+    CHECK(preflight.status == 204);
+    CHECK(absl::StrContains(preflight.headers, allow + here));
+    CHECK(absl::StrContains(preflight.headers, "Access-Control-Allow-Methods: GET, HEAD, POST"));
+    CHECK(absl::StrContains(preflight.headers, "Authorization, Content-Type"));
+    CHECK(absl::StrContains(preflight.headers, "Vary: Origin"));
+    const Answer refused = ask(server, "GET", here);  // a script may read why
+    CHECK(refused.status == 401);
+    CHECK(absl::StrContains(refused.headers, allow + here));
+    CHECK(!absl::StrContains(ask(server, "OPTIONS", "http://elsewhere").headers, allow));
+  }
+  Server server({"--cors-origin", "*"});
+  CHECK(absl::StrContains(ask(server, "OPTIONS", "null").headers, allow + "*"));
 }
 
 TEST_CASE("with an API key, whoever has none is told nothing but whether the server is well") {

@@ -40,6 +40,7 @@ class FakeCoordinator final : public v1::Coordinator::Service {
     }
     ++num_heartbeats_;
     peak_rss_bytes_ = request->peak_rss_bytes();
+    notice_ = request->notice();
     response->set_run_ended(ended_);
     return grpc::Status::OK;
   }
@@ -63,6 +64,7 @@ class FakeCoordinator final : public v1::Coordinator::Service {
 
   v1::RegisterRequest registered_;
   uint64_t epoch_ = 0, left_epoch_ = 0, peak_rss_bytes_ = 0;
+  std::string notice_;
   int num_heartbeats_ = 0;
   bool refuse_ = false, ended_ = false;
 
@@ -112,6 +114,18 @@ TEST_CASE("a member joins, keeps its lease, and leaves") {
     request.mutable_caller()->set_member_epoch(6);
     request.mutable_caller()->set_run_id("another run");
     CHECK(Generate(*stub, request).status.error_code() == grpc::StatusCode::FAILED_PRECONDITION);
+  }
+  SECTION("drained by hand, it says so until it takes work again") {
+    const auto stub = Connect<v1::Generator>(address);
+    v1::DrainRequest request;
+    v1::DrainResponse response;
+    CallContext drain, end;
+    REQUIRE(stub->Drain(&drain, request, &response).ok());
+    CHECK(Eventually(
+        [&] { return coordinator->Get(&Fake::notice_).find("is draining") != std::string::npos; }));
+    request.set_end(true);
+    REQUIRE(stub->Drain(&end, request, &response).ok());
+    CHECK(Eventually([&] { return coordinator->Get(&Fake::notice_).empty(); }));
   }
   SECTION("a coordinator that comes back is joined again") {
     coordinator.reset();

@@ -1,5 +1,6 @@
 #include "services/generator/openai/openai_api.h"
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <random>
@@ -28,6 +29,8 @@ constexpr int64_t kGatherMs = 200;   // between looks at an answer that is sent 
 constexpr int64_t kShortPollMs = 5;  // between looks at several prompts
 // Parsed, JSON may take some thirty times its size: bodies from here on are parsed one at a time.
 constexpr size_t kLargeBodyBytes = size_t{128} << 10;
+// Answers from here on are sent choice by choice, and never held as a whole.
+constexpr size_t kLargeAnswerBytes = size_t{1} << 20;
 
 int64_t NowSeconds() { return Clock::Real().WallUs() / 1'000'000; }
 
@@ -100,36 +103,56 @@ class RunningRequest {
   std::vector<std::shared_ptr<Generation>> generations_;
 };
 
-// A request on its way to a stream of events. Owns all that the writer refers to.
+// A request and its answer in the making.
+struct Answer {
+  Answer(OpenAiRequest taken, const engine::Tokenizer& tokenizer, WriterOptions options)
+      : request(std::move(taken)), writer(request, tokenizer, std::move(options)) {}
+  const OpenAiRequest request;
+  OpenAiWriter writer;
+};
+
+// An answer on its way as a stream of events.
 class EventStream final : public BodyStream {
  public:
-  EventStream(std::unique_ptr<const OpenAiRequest> request, const engine::Tokenizer& tokenizer,
-              WriterOptions options, std::unique_ptr<RunningRequest> running)
-      : request_(std::move(request)),
-        writer_(*request_, tokenizer, std::move(options)),
-        running_(std::move(running)) {}
+  EventStream(std::unique_ptr<Answer> answer, std::unique_ptr<RunningRequest> running)
+      : answer_(std::move(answer)), running_(std::move(running)) {}
 
   std::optional<std::string> Next() override {
+    OpenAiWriter& writer = answer_->writer;
     if (state_ == State::kEnded) return std::nullopt;
     if (state_ == State::kNew) {
       state_ = State::kRunning;
-      if (std::string begin = writer_.Begin(); !begin.empty()) return begin;
+      if (std::string begin = writer.Begin(); !begin.empty()) return begin;
     }
-    if (!running_->Done()) running_->Fetch(/*gather_ms=*/0, &writer_);
-    std::string events = writer_.failure().ok() ? writer_.TakeChunks() : "";
-    if (running_->Done() || !writer_.failure().ok()) {
+    if (!running_->Done() && !writer.HasChunks()) running_->Fetch(/*gather_ms=*/0, &writer);
+    std::string events = writer.failure().ok() ? writer.TakeChunks() : "";
+    if ((running_->Done() && !writer.HasChunks()) || !writer.failure().ok()) {
       state_ = State::kEnded;
-      events += writer_.End();
+      events += writer.End();
     }
     return events;
   }
 
  private:
   enum class State { kNew, kRunning, kEnded };
-  const std::unique_ptr<const OpenAiRequest> request_;
-  OpenAiWriter writer_;
+  const std::unique_ptr<Answer> answer_;
   const std::unique_ptr<RunningRequest> running_;
   State state_ = State::kNew;
+};
+
+// A long answer that has ended, choice by choice.
+class PieceStream final : public BodyStream {
+ public:
+  PieceStream(std::string begin, std::unique_ptr<Answer> answer)
+      : begin_(std::move(begin)), answer_(std::move(answer)) {}
+  std::optional<std::string> Next() override {
+    if (!begin_.empty()) return std::exchange(begin_, "");
+    return answer_->writer.NextPiece();
+  }
+
+ private:
+  std::string begin_;
+  const std::unique_ptr<Answer> answer_;
 };
 
 // Counts how a stream has ended.
@@ -215,6 +238,10 @@ std::string WrongMediaType(const HttpRequest& request) {
   return "";
 }
 
+absl::Status Draining() {
+  return absl::UnavailableError("the generator is draining: it takes no new work; ask another");
+}
+
 // The field of the body that an error of the engine is about.
 absl::Status WithParam(const absl::Status& status, const OpenAiRequest& request) {
   const auto payload = status.GetPayload(engine::kFieldPayload);
@@ -257,6 +284,7 @@ HttpReply OpenAiApi::Refuse(int status, const std::string& message) {
 
 HttpReply OpenAiApi::Handle(const HttpRequest& request) {
   HttpReply reply = Route(request);
+  AllowOrigin(request, &reply);
   if (reply.stream == nullptr) {
     Count(reply.status);
   } else {
@@ -264,6 +292,26 @@ HttpReply OpenAiApi::Handle(const HttpRequest& request) {
                                                    [this](int status) { Count(status); });
   }
   return reply;
+}
+
+// What browsers ask before they let a page of another origin read an answer
+// (fetch.spec.whatwg.org).
+void OpenAiApi::AllowOrigin(const HttpRequest& request, HttpReply* reply) const {
+  const std::vector<std::string>& origins = options_.cors_origins;
+  if (origins.empty()) return;
+  const std::string origin(request.Header("origin"));
+  const bool all = std::find(origins.begin(), origins.end(), "*") != origins.end();
+  if (!all) reply->headers.emplace_back("Vary", "Origin");
+  if (origin.empty() ||
+      (!all && std::find(origins.begin(), origins.end(), origin) == origins.end())) {
+    return;
+  }
+  reply->headers.emplace_back("Access-Control-Allow-Origin", all ? "*" : origin);
+  reply->headers.emplace_back("Access-Control-Expose-Headers", "Retry-After");
+  if (request.method != "OPTIONS") return;
+  reply->headers.emplace_back("Access-Control-Allow-Methods", "GET, HEAD, POST, OPTIONS");
+  reply->headers.emplace_back("Access-Control-Allow-Headers", "Authorization, Content-Type");
+  reply->headers.emplace_back("Access-Control-Max-Age", "600");
 }
 
 HttpReply OpenAiApi::Route(const HttpRequest& request) {
@@ -306,33 +354,39 @@ HttpReply OpenAiApi::Complete(const HttpRequest& http, bool chat) {
     return ErrorReply(415, ErrorJson(absl::UnknownError(reason), 415));
   }
   if (const absl::Status status = gone(); !status.ok()) return Error(status);
+  if (loop_->IsDraining()) return Error(Draining());
   auto parsed = Parse(http.body, chat);
   if (!parsed.ok()) return Error(parsed.status());
   if (const absl::Status status = CheckModel(parsed->model); !status.ok()) return Error(status);
-  if (const absl::Status status = CompileConstraint(&*parsed); !status.ok()) return Error(status);
+  if (const absl::Status status = CompileConstraint(&*parsed, http.gone); !status.ok())
+    return Error(status);
   auto running = RunningRequest::Start(loop_, *parsed);
   if (!running.ok()) return Error(WithParam(running.status(), *parsed));
   WriterOptions options;
   options.id = absl::StrFormat("%016x", Random());
   options.model = options_.model_name;
   options.created_seconds = NowSeconds();
-  const engine::Tokenizer& tokenizer = prompts_->tokenizer();
+  auto answer =
+      std::make_unique<Answer>(*std::move(parsed), prompts_->tokenizer(), std::move(options));
   HttpReply reply;
-  if (parsed->stream) {
+  if (answer->request.stream) {
     reply.content_type = "text/event-stream";
     reply.headers.emplace_back("Cache-Control", "no-cache");
-    reply.stream =
-        std::make_unique<EventStream>(std::make_unique<const OpenAiRequest>(*std::move(parsed)),
-                                      tokenizer, std::move(options), *std::move(running));
+    reply.stream = std::make_unique<EventStream>(std::move(answer), *std::move(running));
     return reply;
   }
-  OpenAiWriter writer(*parsed, tokenizer, std::move(options));
-  while (!(*running)->Done()) {
+  OpenAiWriter& writer = answer->writer;
+  while (!(*running)->Done() && writer.failure().ok()) {
     (*running)->Fetch(kGatherMs, &writer);
     if (const absl::Status status = gone(); !status.ok()) return Error(status);
   }
   if (!writer.failure().ok()) return Error(writer.failure());
-  reply.body = writer.Whole();
+  while (reply.body.size() < kLargeAnswerBytes) {
+    const std::optional<std::string> piece = writer.NextPiece();
+    if (!piece.has_value()) return reply;
+    reply.body += *piece;
+  }
+  reply.stream = std::make_unique<PieceStream>(std::exchange(reply.body, ""), std::move(answer));
   return reply;
 }
 
@@ -359,14 +413,18 @@ absl::Status OpenAiApi::CheckModel(const std::string& model) const {
       "the model '", Brief(model), "' isn't served here: ask for '", options_.model_name, "'"));
 }
 
-absl::Status OpenAiApi::CompileConstraint(OpenAiRequest* request) const {
+absl::Status OpenAiApi::CompileConstraint(OpenAiRequest* request,
+                                          const std::function<bool()>& gone) const {
   if (!request->constraint.has_value()) return absl::OkStatus();
-  auto constraint = constraints_->Get(*request->constraint);
-  if (!constraint.ok()) {
+  auto constraint =
+      constraints_->Get(*request->constraint, [&] { return gone() || loop_->IsDraining(); });
+  if (absl::IsCancelled(constraint.status()) && loop_->IsDraining()) return Draining();
+  if (absl::IsInvalidArgument(constraint.status())) {
     return ParamError(
         request->constraint_param,
         absl::StrCat("'", request->constraint_param, "': ", constraint.status().message()));
   }
+  if (!constraint.ok()) return Annotate(constraint.status(), request->constraint_param);
   request->sampling.constraint = *std::move(constraint);
   return absl::OkStatus();
 }
@@ -385,7 +443,7 @@ HttpReply OpenAiApi::Models(const std::string& path) const {
 }
 
 HttpReply OpenAiApi::Health() const {
-  if (loop_->IsDraining()) return Error(absl::UnavailableError("the generator is draining"));
+  if (loop_->IsDraining()) return Error(Draining());
   return JsonReply({{"status", "ok"}});
 }
 }  // namespace stretto::services

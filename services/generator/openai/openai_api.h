@@ -11,8 +11,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "engine/constrain/constraint.h"
@@ -29,6 +31,8 @@ struct OpenAiApiOptions {
   std::string model_name;
   int64_t max_model_len = 0;  // tokens of prompt and completion, told by /v1/models
   ApiKeys keys = {};
+  // Origins of web pages whose scripts may read the answers ("*": all); none: those of no other.
+  std::vector<std::string> cors_origins = {};
 };
 
 class OpenAiApi final : public HttpHandler {
@@ -44,11 +48,12 @@ class OpenAiApi final : public HttpHandler {
  private:
   void Count(int status) const;
   HttpReply Route(const HttpRequest& request);
+  void AllowOrigin(const HttpRequest& request, HttpReply* reply) const;
   HttpReply Complete(const HttpRequest& request, bool chat);
   HttpReply Tokens(const HttpRequest& request);
   absl::Status CheckModel(const std::string& model) const;
   absl::StatusOr<OpenAiRequest> Parse(const std::string& body, bool chat);
-  absl::Status CompileConstraint(OpenAiRequest* request) const;
+  absl::Status CompileConstraint(OpenAiRequest* request, const std::function<bool()>& gone) const;
   HttpReply Models(const std::string& path) const;
   HttpReply Health() const;
 

@@ -12,6 +12,13 @@ namespace stretto::services {
 namespace {
 using Json = nlohmann::json;
 
+// A number that 64 bits don't hold has become the nearest floating-point one.
+std::string Found(const Json& value) {
+  if (!value.is_number()) return value.type_name();
+  const bool is_rounded = value.is_number_float() && std::fabs(value.get<double>()) >= 0x1p53;
+  return absl::StrCat(is_rounded ? "about " : "", value.dump());
+}
+
 // Whether brackets outside strings open deeper than `max_depth`.
 bool IsTooDeep(const std::string& text, size_t max_depth) {
   size_t depth = 0;
@@ -93,8 +100,8 @@ bool Fields::Int(const std::string& key, int64_t min, int64_t max, int64_t* out)
   const bool fits = value->is_number_integer() &&
                     !(value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX);
   if (!fits || value->get<int64_t>() < min || value->get<int64_t>() > max) {
-    Fail(key, absl::StrCat("expected an integer from ", min, " to ", max, ", found ",
-                           value->is_number() ? value->dump() : value->type_name()));
+    Fail(key,
+         absl::StrCat("expected an integer from ", min, " to ", max, ", found ", Found(*value)));
     return false;
   }
   *out = value->get<int64_t>();
@@ -126,8 +133,10 @@ bool Fields::Int32List(const std::string& key, std::vector<int32_t>* out) {
   bool good = value->is_array();
   for (size_t i = 0; good && i < value->size(); ++i) {
     const Json& entry = (*value)[i];
-    good = entry.is_number_integer() && entry.get<int64_t>() >= INT32_MIN &&
-           entry.get<int64_t>() <= INT32_MAX;
+    // Unsigned ones of 64 bits would turn negative.
+    good = entry.is_number_unsigned()
+               ? entry.get<uint64_t>() <= INT32_MAX
+               : entry.is_number_integer() && entry.get<int64_t>() >= INT32_MIN;
     if (good) list.push_back(entry.get<int32_t>());
   }
   if (!good) {

@@ -314,6 +314,20 @@ absl::StatusOr<std::vector<engine::ChatMessage>> ReadMessages(const Json* list) 
   }
   return messages;
 }
+
+// Each choice of an echo repeats its prompt's log-probs, which are the server's work and not the
+// client's.
+absl::Status CheckEcho(const OpenAiRequest& request) {
+  size_t num_tokens = 0;
+  for (const auto& prompt : request.prompts) num_tokens += prompt.size();
+  const size_t num = num_tokens * static_cast<size_t>(request.n) * LogprobsPerToken(request);
+  if (!request.echo || num <= kMaxAnswerLogprobs) return absl::OkStatus();
+  return ParamError(
+      "echo", absl::StrCat("'echo' with 'logprobs' ", request.top_logprobs, ": ", num_tokens,
+                           " prompt tokens in ", request.n, " choices each are ", num,
+                           " log-probs, more than the ", kMaxAnswerLogprobs,
+                           " of one answer: ask with 'n': 1, for fewer prompts or alternatives"));
+}
 }  // namespace
 
 absl::Status ParamError(const std::string& param, const std::string& message) {
@@ -355,6 +369,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
   const Json* prompt = fields.Take("prompt");
   RETURN_IF_ERROR(fields.Finish());
   RETURN_IF_ERROR(ReadPrompts(prompt, prompts, &request));
+  RETURN_IF_ERROR(CheckEcho(request));
   if (request.sampling.max_tokens == 0) {
     request.prompt_only = true;
     request.sampling.max_tokens = 1;

@@ -26,6 +26,9 @@ inline constexpr int kMaxChoices = 128;       // n, and prompts times n
 inline constexpr int kMaxTopLogprobs = 20;    // as OpenAI's
 inline constexpr size_t kMaxJsonDepth = 64;   // objects and lists inside one another
 inline constexpr int kDefaultMaxTokens = 16;  // of completions; a chat may fill the context
+// Of one answer, alternatives included: of echoed prompts (once for each choice), and without
+// `stream` of all its tokens. Some 50 MB of text.
+inline constexpr size_t kMaxAnswerLogprobs = size_t{2} << 20;
 
 struct OpenAiRequest {
   bool chat = false;
@@ -46,6 +49,11 @@ struct OpenAiRequest {
   bool prompt_only = false;       // echo with max_tokens 0: nothing is generated
   bool return_token_ids = false;  // choices carry ids and the policy version of each token
 };
+
+// A token's own and its alternatives.
+inline size_t LogprobsPerToken(const OpenAiRequest& request) {
+  return request.logprobs ? 1 + static_cast<size_t>(request.top_logprobs) : 0;
+}
 
 // InvalidArgument says what is wrong where; ParamOf() names the field.
 absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,

@@ -1,5 +1,7 @@
 // The domain code of the OpenAI-compatible API: bodies to requests, updates to answers.
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -210,6 +212,13 @@ TEST_CASE("what is refused is named") {
   CHECK(RefusalOf({{"prompt", Json::array()}}).param == "prompt");
   CHECK(RefusalOf({{"prompt", {1, "a"}}}).param == "prompt");
   CHECK(RefusalOf({{"prompt", {1, 4294967297}}}).param == "prompt");
+  CHECK(RefusalOf({{"prompt", {1, UINT64_MAX}}}).param == "prompt");
+  CHECK(RefusalOf({{"prompt", "1"}, {"stop_token_ids", {INT64_MAX}}}).param == "stop_token_ids");
+  // More than 64 bits hold isn't quoted as if it had been written so.
+  const auto huge_n = ParseCompletion(R"({"prompt": "1", "n": 100000000000000000000})", Prompts());
+  CHECK(absl::StrContains(huge_n.status().message(), "found about 1e+20"));
+  CHECK(RefusalOf({{"prompt", "1"}, {"n", UINT64_MAX}}).message.find("18446744073709551615") !=
+        std::string::npos);
   CHECK(RefusalOf({{"prompt", "1"}, {"max_tokens", 0}}).param == "max_tokens");
   CHECK(RefusalOf({{"prompt", "1"}, {"n", 0}}).param == "n");
   CHECK(RefusalOf({{"prompt", "1"}, {"n", 1.5}}).param == "n");
@@ -484,6 +493,90 @@ TEST_CASE("an echoed prompt with its log-probs") {
   CHECK(choice["logprobs"]["top_logprobs"][1].size() == 2);
   CHECK(choice["logprobs"]["top_logprobs"][2].size() == 1);
   CHECK(choice["finish_reason"] == "length");
+}
+
+TEST_CASE("choices that repeat a prompt's log-probs are written one by one") {
+  OpenAiRequest request;
+  request.prompts = {std::vector<int32_t>(500, 40)};
+  request.prompt_texts = {std::string(500, 'a')};
+  request.echo = request.prompt_only = request.logprobs = request.return_token_ids = true;
+  request.top_logprobs = 20;
+  request.n = 64;
+  OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
+  SampleUpdate first = End(SampleUpdate(), engine::FinishReason::kLength);
+  for (int i = 0; i < 499; ++i) {
+    std::vector<engine::TokenLogprob> top;
+    for (int32_t id = 40; id < 60; ++id) top.push_back({id, -0.5F});
+    first.prompt_logprobs.push_back({-1.5F, std::move(top)});
+  }
+  writer.Add(0, first);
+  for (size_t i = 1; i < 64; ++i) {
+    writer.Add(i, End(SampleUpdate(), engine::FinishReason::kLength));
+  }
+  std::string whole;
+  size_t largest = 0;
+  while (const std::optional<std::string> piece = writer.NextPiece()) {
+    largest = std::max(largest, piece->size());
+    whole += *piece;
+  }
+  CHECK(largest * 60 < whole.size());
+  const Json choices = Json::parse(whole)["choices"];
+  REQUIRE(choices.size() == 64);
+  for (const Json& choice : choices) {
+    CHECK(choice["logprobs"] == choices[0]["logprobs"]);
+    CHECK(choice["text"] == request.prompt_texts[0]);
+    CHECK(choice["prompt_token_ids"].size() == 500);
+  }
+  CHECK(choices[0]["logprobs"]["top_logprobs"].size() == 500);
+  CHECK(choices[0]["logprobs"]["text_offset"][499] == 499);
+}
+
+TEST_CASE("a stream of many choices comes in pieces") {
+  OpenAiRequest request;
+  request.prompts = {std::vector<int32_t>(4000, 40)};
+  request.prompt_texts = {std::string(100000, 'a')};
+  request.echo = request.stream = true;
+  request.n = 100;
+  OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
+  std::string stream;
+  int num_pieces = 0;
+  for (; writer.HasChunks(); ++num_pieces) {
+    const std::string piece = writer.TakeChunks();
+    CHECK(piece.size() < 3 << 19);
+    stream += piece;
+  }
+  CHECK(num_pieces > 5);
+  CHECK(Events(stream).size() == 100);
+}
+
+TEST_CASE("an answer has so many log-probs and no more") {
+  const Json prompt(std::vector<int32_t>(1000, 40));
+  const auto echo = [&](int n) {
+    return Json{{"prompt", prompt}, {"echo", true}, {"logprobs", 20}, {"max_tokens", 0}, {"n", n}};
+  };
+  const Refusal refusal = RefusalOf(echo(128));
+  CHECK(refusal.param == "echo");
+  CHECK(absl::StrContains(refusal.message, "2688000 log-probs"));
+  CHECK(ParseCompletion(echo(64).dump(), Prompts()).ok());
+  Json without = echo(128);
+  without.erase("logprobs");
+  CHECK(ParseCompletion(without.dump(), Prompts()).ok());
+
+  // Of tokens that are generated, those of a stream are sent as they come.
+  for (const bool stream : {false, true}) {
+    OpenAiRequest request;
+    request.prompts = {{40}};
+    request.logprobs = true;
+    request.top_logprobs = 20;
+    request.stream = stream;
+    OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
+    for (int i = 0; i < 9; ++i) {
+      CHECK(writer.failure().ok());
+      writer.Add(0, Tokens(0, std::vector<int32_t>(11200, 41), ""));
+    }
+    CHECK(writer.failure().ok() == stream);
+    if (!stream) CHECK(ParamOf(writer.failure()) == "logprobs");
+  }
 }
 
 TEST_CASE("a choice that fails makes the answer an error") {

@@ -12,7 +12,8 @@
 namespace stretto::services {
 namespace {
 using Json = nlohmann::json;
-constexpr size_t kMaxMessageBytes = 1000;  // of an error, whatever it quotes
+constexpr size_t kMaxMessageBytes = 1000;           // of an error, whatever it quotes
+constexpr size_t kMaxChunkBytes = size_t{1} << 20;  // of a stream, about, at a time
 
 // Text of tokens may be a part of a character; JSON holds whole ones.
 std::string Dump(const Json& json) {
@@ -99,26 +100,9 @@ OpenAiWriter::OpenAiWriter(const OpenAiRequest& request, const engine::Tokenizer
                            WriterOptions options)
     : request_(request), tokenizer_(tokenizer), options_(std::move(options)) {
   choices_.resize(request.prompts.size() * static_cast<size_t>(request.n));
-  text_offset_.resize(choices_.size());
-  num_prompt_logprobs_.resize(choices_.size());
-  for (Choice& choice : choices_) choice.logprobs = EmptyLogprobs();
+  prompt_logprobs_.resize(request.prompts.size());
   if (!request.echo) return;
-  for (size_t i = 0; i < choices_.size(); ++i) {
-    const size_t prompt = i / static_cast<size_t>(request.n);
-    choices_[i].text = request.prompt_texts[prompt];
-    choices_[i].changed = true;
-    if (request.logprobs) AddLogprob(i, request.prompts[prompt][0], nullptr, nullptr);
-    num_prompt_logprobs_[i] = 1;
-  }
-}
-
-Json OpenAiWriter::EmptyLogprobs() const {
-  if (!request_.logprobs) return nullptr;
-  if (request_.chat) return {{"content", Json::array()}, {"refusal", nullptr}};
-  return {{"tokens", Json::array()},
-          {"token_logprobs", Json::array()},
-          {"top_logprobs", request_.top_logprobs > 0 ? Json::array() : Json()},
-          {"text_offset", Json::array()}};
+  for (Choice& choice : choices_) choice.owes_prompt_text = choice.changed = true;
 }
 
 std::string OpenAiWriter::TokenString(int32_t id) const {
@@ -144,41 +128,67 @@ Json OpenAiWriter::TokenJson(const engine::TokenLogprob& token) const {
       {"token", TokenString(token.token)}, {"logprob", token.logprob}, {"bytes", std::move(bytes)}};
 }
 
-// `logprob` is null for a prompt's first token, which has none; `top` where none was asked for.
-void OpenAiWriter::AddLogprob(size_t choice, int32_t id, const float* logprob,
-                              const std::vector<engine::TokenLogprob>* top) {
-  Json& out = choices_[choice].logprobs;
-  if (request_.chat) {
-    Json entry = TokenJson({id, *logprob});
-    entry["top_logprobs"] = Json::array();
-    if (top != nullptr) {
-      for (const auto& t : *top) entry["top_logprobs"].push_back(TokenJson(t));
-    }
-    out["content"].push_back(std::move(entry));
-    return;
-  }
-  out["tokens"].push_back(TokenString(id));
-  out["token_logprobs"].push_back(logprob == nullptr ? Json() : Json(*logprob));
-  out["text_offset"].push_back(text_offset_[choice]);
-  text_offset_[choice] += NumCharacters(tokenizer_.TokenBytes(id));
-  if (request_.top_logprobs == 0) return;
-  Json alternatives;  // null at the first token of a prompt
-  if (logprob != nullptr) {
-    alternatives = {{TokenString(id), *logprob}};
-    if (top != nullptr) {
-      for (const auto& t : *top) alternatives[TokenString(t.token)] = t.logprob;
+// The tokens whose log-probs have not been written: of an echoed prompt, then of the completion.
+std::vector<OpenAiWriter::TokenView> OpenAiWriter::TakeTokens(size_t choice) {
+  Choice& out = choices_[choice];
+  std::vector<TokenView> tokens;
+  if (request_.echo) {
+    const std::vector<int32_t>& ids = request_.prompts[PromptOf(choice)];
+    const std::vector<engine::PromptLogprob>& known = prompt_logprobs_[PromptOf(choice)];
+    for (size_t& i = out.num_prompt_tokens; i < std::min(ids.size(), known.size() + 1); ++i) {
+      tokens.push_back(i == 0 ? TokenView{ids[i], nullptr, nullptr}
+                              : TokenView{ids[i], &known[i - 1].logprob, &known[i - 1].top});
     }
   }
-  out["top_logprobs"].push_back(std::move(alternatives));
+  for (const Token& token : out.tokens) tokens.push_back({token.id, &token.logprob, &token.top});
+  return tokens;
 }
 
-void OpenAiWriter::AddPrompt(size_t choice, const SampleUpdate& update) {
-  const std::vector<int32_t>& ids = request_.prompts[choice / static_cast<size_t>(request_.n)];
-  size_t& done = num_prompt_logprobs_[choice];
-  for (const engine::PromptLogprob& entry : update.prompt_logprobs) {
-    AddLogprob(choice, ids[done++], &entry.logprob, &entry.top);
-    choices_[choice].changed = true;
+// By the tokens' strings, of which two may be the same; null at the first token of a prompt.
+Json OpenAiWriter::Alternatives(const TokenView& token) const {
+  if (token.logprob == nullptr) return nullptr;
+  Json alternatives{{TokenString(token.id), *token.logprob}};
+  for (const auto& t : *token.top) alternatives[TokenString(t.token)] = t.logprob;
+  return alternatives;
+}
+
+std::string OpenAiWriter::ChatLogprobs(const std::vector<TokenView>& tokens) const {
+  std::string text = R"({"refusal":null,"content":[)";
+  for (const TokenView& token : tokens) {
+    Json entry = TokenJson({token.id, *token.logprob});
+    entry["top_logprobs"] = Json::array();
+    for (const auto& t : *token.top) entry["top_logprobs"].push_back(TokenJson(t));
+    absl::StrAppend(&text, text.back() == '[' ? "" : ",", Dump(entry));
   }
+  return text + "]}";
+}
+
+// Written as text at once: as values of JSON they would take a hundred bytes a number.
+std::string OpenAiWriter::Logprobs(size_t choice) {
+  if (!request_.logprobs) return "null";
+  const std::vector<TokenView> tokens = TakeTokens(choice);
+  if (request_.chat) return ChatLogprobs(tokens);
+  std::string text;
+  const auto list = [&](const char* name, const auto& item) {
+    absl::StrAppend(&text, text.empty() ? "{\"" : ",\"", name, "\":[");
+    for (const TokenView& token : tokens) {
+      absl::StrAppend(&text, text.back() == '[' ? "" : ",", item(token));
+    }
+    text += ']';
+  };
+  list("tokens", [&](const TokenView& token) { return Dump(TokenString(token.id)); });
+  list("token_logprobs", [&](const TokenView& token) {
+    return Dump(token.logprob == nullptr ? Json() : Json(*token.logprob));
+  });
+  size_t& offset = choices_[choice].text_offset;
+  list("text_offset", [&](const TokenView& token) {
+    const size_t before = offset;
+    offset += NumCharacters(tokenizer_.TokenBytes(token.id));
+    return absl::StrCat(before);
+  });
+  if (request_.top_logprobs == 0) return text + R"(,"top_logprobs":null})";
+  list("top_logprobs", [&](const TokenView& token) { return Dump(Alternatives(token)); });
+  return text + "}";
 }
 
 void OpenAiWriter::AddTokens(size_t choice, const SampleUpdate& update) {
@@ -192,16 +202,32 @@ void OpenAiWriter::AddTokens(size_t choice, const SampleUpdate& update) {
     out.versions.insert(out.versions.end(), update.versions.begin(), update.versions.end());
   }
   if (!request_.logprobs) return;
+  CountLogprobs(update.ids.size());
   for (size_t i = 0; i < update.ids.size(); ++i) {
-    AddLogprob(choice, update.ids[i], &update.logprobs[i],
-               i < update.top_logprobs.size() ? &update.top_logprobs[i] : nullptr);
+    Token& token = out.tokens.emplace_back();
+    token.id = update.ids[i];
+    token.logprob = update.logprobs[i];
+    if (i < update.top_logprobs.size()) token.top = update.top_logprobs[i];
   }
+}
+
+// An answer that is not sent as it comes is held until its end.
+void OpenAiWriter::CountLogprobs(size_t num_tokens) {
+  if (request_.stream) return;
+  num_logprobs_ += num_tokens * LogprobsPerToken(request_);
+  if (num_logprobs_ <= kMaxAnswerLogprobs) return;
+  failure_.Update(ParamError(
+      "logprobs", absl::StrCat("'logprobs': the answer has more than ", kMaxAnswerLogprobs,
+                               " log-probs: ask for fewer choices, tokens or alternatives, or for "
+                               "a stream ('stream': true)")));
 }
 
 void OpenAiWriter::Add(size_t choice, const SampleUpdate& update) {
   if (request_.echo && request_.logprobs && !update.prompt_logprobs.empty()) {
     // They come with the first sample and are those of its siblings as well.
-    for (size_t i = 0; i < static_cast<size_t>(request_.n); ++i) AddPrompt(choice + i, update);
+    prompt_logprobs_[PromptOf(choice)] = update.prompt_logprobs;
+    for (size_t i = 0; i < static_cast<size_t>(request_.n); ++i)
+      choices_[choice + i].changed = true;
   }
   if (!request_.prompt_only) AddTokens(choice, update);
   if (!update.finished.has_value()) return;
@@ -217,24 +243,35 @@ void OpenAiWriter::Add(size_t choice, const SampleUpdate& update) {
   }
 }
 
-Json OpenAiWriter::ChoiceJson(size_t index, const Choice& choice, bool chunk) const {
+// What is new of a choice, as JSON; then nothing is.
+std::string OpenAiWriter::TakeChoice(size_t index, bool chunk) {
+  Choice& choice = choices_[index];
+  std::string text = choice.owes_prompt_text
+                         ? absl::StrCat(request_.prompt_texts[PromptOf(index)], choice.text)
+                         : std::move(choice.text);
   Json json{{"index", index},
-            {"logprobs", choice.logprobs},
             {"finish_reason", choice.finish_reason.empty() ? Json() : Json(choice.finish_reason)}};
   if (!request_.chat) {
-    json["text"] = choice.text;
+    json["text"] = std::move(text);
   } else if (chunk) {
     // Clients add contents up; where none is new, as in half a character, it is empty.
     const bool last = !choice.finish_reason.empty();
-    json["delta"] = choice.text.empty() && last ? Json::object() : Json{{"content", choice.text}};
+    json["delta"] = text.empty() && last ? Json::object() : Json{{"content", std::move(text)}};
   } else {
-    json["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+    json["message"] = {{"role", "assistant"}, {"content", std::move(text)}, {"refusal", nullptr}};
   }
-  if (!request_.return_token_ids) return json;
-  json["token_ids"] = choice.ids;
-  json["policy_versions"] = choice.versions;
-  if (!chunk) json["prompt_token_ids"] = request_.prompts[index / static_cast<size_t>(request_.n)];
-  return json;
+  if (request_.return_token_ids) {
+    json["token_ids"] = choice.ids;
+    json["policy_versions"] = choice.versions;
+    if (!chunk) json["prompt_token_ids"] = request_.prompts[PromptOf(index)];
+  }
+  std::string written =
+      absl::StrCat("{\"logprobs\":", Logprobs(index), ",", absl::string_view(Dump(json)).substr(1));
+  Choice next;
+  next.num_prompt_tokens = choice.num_prompt_tokens;
+  next.text_offset = choice.text_offset;
+  choice = std::move(next);
+  return written;
 }
 
 Json OpenAiWriter::Envelope(bool chunk) const {
@@ -258,43 +295,51 @@ Json OpenAiWriter::Usage() const {
           {"prompt_tokens_details", {{"cached_tokens", cached_tokens_}}}};
 }
 
-std::string OpenAiWriter::Whole() const {
-  Json json = Envelope(/*chunk=*/false);
-  json["choices"] = Json::array();
-  for (size_t i = 0; i < choices_.size(); ++i) {
-    json["choices"].push_back(ChoiceJson(i, choices_[i], /*chunk=*/false));
+std::optional<std::string> OpenAiWriter::NextPiece() {
+  const size_t index = next_piece_++;
+  if (index > choices_.size()) return std::nullopt;
+  if (index < choices_.size()) {
+    return absl::StrCat(index == 0 ? "{\"choices\":[" : ",", TakeChoice(index, /*chunk=*/false));
   }
+  Json json = Envelope(/*chunk=*/false);
   json["usage"] = Usage();
-  return Dump(json);
+  return absl::StrCat("],", absl::string_view(Dump(json)).substr(1));
 }
 
-std::string OpenAiWriter::Event(Json choices, const Json* usage) const {
+std::string OpenAiWriter::Whole() {
+  std::string whole;
+  while (const std::optional<std::string> piece = NextPiece()) whole += *piece;
+  return whole;
+}
+
+std::string OpenAiWriter::Event(const std::string& choices, const Json* usage) const {
   Json json = Envelope(/*chunk=*/true);
-  json["choices"] = std::move(choices);
   if (request_.include_usage) json["usage"] = usage == nullptr ? Json() : *usage;
-  return absl::StrCat("data: ", Dump(json), "\n\n");
+  return absl::StrCat("data: {\"choices\":[", choices, "],",
+                      absl::string_view(Dump(json)).substr(1), "\n\n");
 }
 
 std::string OpenAiWriter::Begin() {
   if (!request_.chat) return "";
   std::string events;
   for (size_t i = 0; i < choices_.size(); ++i) {
-    absl::StrAppend(&events, Event({{{"index", i},
-                                     {"delta", {{"role", "assistant"}, {"content", ""}}},
-                                     {"logprobs", nullptr},
-                                     {"finish_reason", nullptr}}}));
+    absl::StrAppend(&events, Event(Dump({{"index", i},
+                                         {"delta", {{"role", "assistant"}, {"content", ""}}},
+                                         {"logprobs", nullptr},
+                                         {"finish_reason", nullptr}})));
   }
   return events;
 }
 
+bool OpenAiWriter::HasChunks() const {
+  return std::any_of(choices_.begin(), choices_.end(),
+                     [](const Choice& choice) { return choice.changed; });
+}
+
 std::string OpenAiWriter::TakeChunks() {
   std::string events;
-  for (size_t i = 0; i < choices_.size(); ++i) {
-    Choice& choice = choices_[i];
-    if (!choice.changed) continue;
-    absl::StrAppend(&events, Event(Json::array({ChoiceJson(i, choice, /*chunk=*/true)})));
-    choice = Choice();
-    choice.logprobs = EmptyLogprobs();
+  for (size_t i = 0; i < choices_.size() && events.size() < kMaxChunkBytes; ++i) {
+    if (choices_[i].changed) absl::StrAppend(&events, Event(TakeChoice(i, /*chunk=*/true)));
   }
   return events;
 }
@@ -304,7 +349,7 @@ std::string OpenAiWriter::End() {
   std::string events;
   if (request_.include_usage) {
     const Json usage = Usage();
-    events = Event(Json::array(), &usage);
+    events = Event("", &usage);
   }
   return absl::StrCat(events, "data: [DONE]\n\n");
 }

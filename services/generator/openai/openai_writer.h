@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,41 +32,64 @@ class OpenAiWriter {
   // Why the request as a whole has failed: a choice ended with an error or was aborted.
   const absl::Status& failure() const { return failure_; }
 
-  // Not a stream: everything, once all choices have ended.
-  std::string Whole() const;
+  // Not a stream: everything, once all choices have ended. Written choice by choice, since an
+  // echoed prompt with its log-probs takes many times its request in each of them.
+  std::optional<std::string> NextPiece();
+  std::string Whole();  // all pieces together
 
-  // A stream: what it begins with; what has been added since; what it ends with.
+  // A stream: what it begins with; what has been added since, as long as HasChunks() and about a
+  // megabyte at a time; what it ends with.
   std::string Begin();
+  bool HasChunks() const;
   std::string TakeChunks();
   std::string End();
 
  private:
+  struct Token {
+    int32_t id = 0;
+    float logprob = 0;
+    std::vector<engine::TokenLogprob> top;
+  };
   struct Choice {
+    // Of the object that is written next.
     std::string text;
     std::string finish_reason;  // empty: not ended
-    nlohmann::json logprobs;    // of the tokens in this object
+    std::vector<Token> tokens;  // where log-probs are asked for
     std::vector<int32_t> ids;
     std::vector<int64_t> versions;
     bool changed = false;
+    // Of all objects together.
+    bool owes_prompt_text = false;
+    size_t num_prompt_tokens = 0;  // of an echo, whose log-probs are written
+    size_t text_offset = 0;        // characters before the next token
   };
+  // A token as it is written: a prompt's first has no log-prob.
+  struct TokenView {
+    int32_t id = 0;
+    const float* logprob = nullptr;
+    const std::vector<engine::TokenLogprob>* top = nullptr;
+  };
+  size_t PromptOf(size_t choice) const { return choice / static_cast<size_t>(request_.n); }
   void AddTokens(size_t choice, const SampleUpdate& update);
-  void AddLogprob(size_t choice, int32_t id, const float* logprob,
-                  const std::vector<engine::TokenLogprob>* top);
-  void AddPrompt(size_t choice, const SampleUpdate& update);
-  nlohmann::json EmptyLogprobs() const;
+  void CountLogprobs(size_t num_tokens);
+  std::vector<TokenView> TakeTokens(size_t choice);
   nlohmann::json TokenJson(const engine::TokenLogprob& token) const;
   std::string TokenString(int32_t id) const;
-  nlohmann::json ChoiceJson(size_t index, const Choice& choice, bool chunk) const;
+  nlohmann::json Alternatives(const TokenView& token) const;
+  std::string Logprobs(size_t choice);
+  std::string ChatLogprobs(const std::vector<TokenView>& tokens) const;
+  std::string TakeChoice(size_t index, bool chunk);
   nlohmann::json Envelope(bool chunk) const;
   nlohmann::json Usage() const;
-  std::string Event(nlohmann::json choices, const nlohmann::json* usage = nullptr) const;
+  std::string Event(const std::string& choices, const nlohmann::json* usage = nullptr) const;
 
   const OpenAiRequest& request_;
   const engine::Tokenizer& tokenizer_;
   const WriterOptions options_;
   std::vector<Choice> choices_;
-  std::vector<size_t> text_offset_;  // by choice: characters before its next token
-  std::vector<size_t> num_prompt_logprobs_;
+  // Of echoed prompts: the choices of one share them.
+  std::vector<std::vector<engine::PromptLogprob>> prompt_logprobs_;
+  size_t num_logprobs_ = 0, next_piece_ = 0;
   int64_t completion_tokens_ = 0, cached_tokens_ = 0, version_ = -1;
   absl::Status failure_;
 };
