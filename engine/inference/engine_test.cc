@@ -100,6 +100,7 @@ TEST_CASE("bad input is refused with a reason, and the others are untouched") {
   refused([=](Request& r) { r.sampling.presence_penalty = inf; }, "presence_penalty is inf");
   refused([=](Request& r) { r.sampling.logit_bias = {{3, nan}}; }, "logit_bias is nan");
   refused([](Request& r) { r.sampling.logit_bias = {{99, 1.0f}}; }, "99");
+  refused([](Request& r) { r.sampling.logit_bias.assign(5000, {3, 1.0f}); }, "up to 4096");
   refused([](Request& r) { r.sampling.stop_ids = {-7}; }, "stop_ids[0] is -7");
   refused([](Request& r) { r.sampling.stop_strings = {""}; }, "0 bytes");
   refused([](Request& r) { r.sampling.stop_strings = {std::string(10 << 20, 'x')}; },

@@ -52,6 +52,10 @@ absl::Status ValidatePenalties(const SamplingParams& p, const RequestLimits& lim
   if (!(std::fabs(p.frequency_penalty) <= 100)) {
     return Invalid("frequency_penalty", p.frequency_penalty, "a number in [-100, 100]");
   }
+  if (p.logit_bias.size() > kMaxLogitBias) {
+    return RefuseField("logit_bias", absl::StrCat("logit_bias has ", p.logit_bias.size(),
+                                                  " ids: expected up to ", kMaxLogitBias));
+  }
   for (const auto& [token, bias] : p.logit_bias) {
     if (token < 0 || token >= limits.vocab_size) {
       return RefuseField("logit_bias",

@@ -16,6 +16,7 @@ struct RequestLimits {
 inline constexpr size_t kMaxStopStrings = 32;
 inline constexpr size_t kMaxStopStringBytes = 1024;
 inline constexpr size_t kMaxStopIds = 1024;
+inline constexpr size_t kMaxLogitBias = 4096;  // each costs every token of every sample a little
 
 // An InvalidArgument about a field of Request or SamplingParams; the payload kFieldPayload names
 // it, for callers that know the field by another name.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/printable.h"
 #include "base/status.h"
+#include "engine/inference/validation.h"
 #include "services/generator/openai/openai_fields.h"
 #include "services/generator/openai/openai_neutral.h"
 
@@ -16,8 +17,7 @@ namespace {
 using Json = nlohmann::json;
 constexpr char kParamPayload[] = "stretto.openai.param";
 constexpr int64_t kMaxTokens = 1 << 30;
-// Each costs every token of every choice a little.
-constexpr size_t kMaxLogitBias = 4096;
+using engine::kMaxLogitBias;
 
 void ReadLogitBias(Fields& fields, engine::SamplingParams* sampling) {
   const Json* bias = fields.Take("logit_bias");

@@ -365,6 +365,16 @@ TEST_CASE("texts and conversations as ids, and back") {
   CHECK(fault(Detokenize(R"({"tokens": [-1]})", Prompts())) == "tokens");
 }
 
+TEST_CASE("a text of millions of tokens is not told as ids") {
+  const auto tokenize = [](size_t num_bytes) {
+    return Tokenize(Json{{"prompt", std::string(num_bytes, '1')}}.dump(), Prompts(), 256).status();
+  };
+  CHECK(tokenize(100000).ok());
+  const absl::Status status = tokenize((1 << 20) + 1);
+  CHECK(absl::IsInvalidArgument(status));
+  CHECK(ParamOf(status) == "prompt");
+}
+
 TEST_CASE("bodies that are no JSON objects") {
   const auto message = [](const std::string& body) {
     const auto parsed = ParseCompletion(body, Prompts());

@@ -10,6 +10,7 @@
 namespace stretto::services {
 namespace {
 using Json = nlohmann::json;
+constexpr size_t kMaxAnswerTokens = size_t{1} << 20;
 
 absl::StatusOr<std::vector<int32_t>> EncodeText(const engine::PromptEncoder& prompts,
                                                 const std::string& text, bool add_special_tokens) {
@@ -49,6 +50,11 @@ absl::StatusOr<TokensAnswer> Tokenize(const std::string& body, const engine::Pro
     ASSIGN_OR_RETURN(ids, EncodeChat(messages, prompts));
   } else {
     ASSIGN_OR_RETURN(ids, EncodeText(prompts, text, add_special_tokens));
+  }
+  if (ids.size() > kMaxAnswerTokens) {
+    return ParamError(chat ? "messages" : "prompt",
+                      absl::StrCat("there are ", ids.size(), " tokens; up to ", kMaxAnswerTokens,
+                                   " are told in one answer"));
   }
   answer.json = {{"count", ids.size()}, {"max_model_len", max_model_len}, {"tokens", ids}};
   answer.json["token_strs"] = strings ? Strings(prompts.tokenizer(), ids) : Json();
