@@ -279,20 +279,23 @@ absl::Status GenerationLoop::SubmitToEngine(std::vector<engine::Request> request
   return absl::OkStatus();
 }
 
-void GenerationLoop::Cancel(const std::shared_ptr<Generation>& generation) {
-  // A full queue is no reason to keep computing for someone who has gone.
-  const std::function<void()> cancel = [this, &generation] {
-    for (const uint64_t id : generation->request_ids_) {
-      if (targets_.contains(id)) (void)engine_->Cancel(id);
-    }
-  };
-  while (!Run(cancel)) {
+void GenerationLoop::RunSurely(const std::function<void()>& command) {
+  while (!Run(command)) {
     {
       absl::MutexLock lock(&mutex_);
       if (stopping_) return;
     }
     Clock::Real().SleepNs(1'000'000);
   }
+}
+
+void GenerationLoop::Cancel(const std::shared_ptr<Generation>& generation) {
+  // A full queue is no reason to keep computing for someone who has gone.
+  RunSurely([this, &generation] {
+    for (const uint64_t id : generation->request_ids_) {
+      if (targets_.contains(id)) (void)engine_->Cancel(id);
+    }
+  });
 }
 
 absl::StatusOr<double> GenerationLoop::Swap(engine::ServedWeights weights,
@@ -327,7 +330,7 @@ LoopStatus GenerationLoop::Status() {
 }
 
 void GenerationLoop::SetDraining(bool draining) {
-  (void)Run([this, draining] { draining ? engine_->Drain() : engine_->Undrain(); });
+  RunSurely([this, draining] { draining ? engine_->Drain() : engine_->Undrain(); });
   absl::MutexLock lock(&mutex_);
   draining_ = draining;
 }
@@ -339,7 +342,7 @@ bool GenerationLoop::IsDraining() const {
 
 void GenerationLoop::CancelAll(std::optional<Api> api) {
   SetDraining(true);
-  (void)Run([this, api] {
+  RunSurely([this, api] {
     std::vector<uint64_t> ids;
     for (const auto& [id, target] : targets_) {
       if (!api.has_value() || target.times.api == *api) ids.push_back(id);

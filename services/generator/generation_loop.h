@@ -129,6 +129,8 @@ class GenerationLoop {
   };
   // Runs `command` on the engine thread and waits for it; false: the queue is full.
   bool Run(const std::function<void()>& command);
+  // The same for what must not be left out: waits for room in the queue.
+  void RunSurely(const std::function<void()>& command);
   bool AwaitIdle(int64_t timeout_ms);
   void ThreadMain();
   bool RunCommands();
