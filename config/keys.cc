@@ -65,7 +65,8 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(model, chat_format, OneOf({"auto", "chatml", "llama3", "none"}),
           "How chat messages become a prompt; `auto` goes by the model's own template."),
       KEY(model, max_sequence_length, Between(2, 1 << 20),
-          "Tokens of prompt and completion together; also fixes `dynamic` rope scaling."),
+          "Tokens of prompt and completion together, at most those that the model was made for; "
+          "also fixes `dynamic` rope scaling."),
 
       KEY(lora, rank, Between(0, 65536),
           "Rank of an adapter that is trained instead of the model's weights (docs/lora.md). 0: "

@@ -368,6 +368,31 @@ TEST_CASE("a run waits for its reward service, and says so") {
   CHECK(summary["rejected_groups"] == 0);
 }
 
+TEST_CASE("generators that are drained by hand are told of; taking work again, they end the run") {
+  Cluster cluster;
+  cluster.StartAll();
+  const auto drain = [&](const std::string& name, bool end) {
+    const std::string address = cluster.run().WaitForAddress(cluster.Of(name), name);
+    v1::DrainRequest request;
+    request.set_end(end);
+    v1::DrainResponse response;
+    CallContext context;
+    CHECK(Connect<v1::Generator>(address)->Drain(&context, request, &response).ok());
+  };
+  for (const char* name : {"generator-0", "generator-1"}) drain(name, /*end=*/false);
+  const auto num_drained = [&] {
+    int count = 0;
+    const v1::RunStatus status = cluster.Status();
+    for (const auto& member : status.members()) {
+      count += member.notice().find("is draining") != std::string::npos ? 1 : 0;
+    }
+    return count;
+  };
+  CHECK(Eventually([&] { return num_drained() == 2; }, 60000));
+  drain("generator-1", /*end=*/true);
+  CHECK(cluster.Finish()["checkpoint_hash"] == UndisturbedHash());
+}
+
 TEST_CASE("a reward that cannot be had is never a score of zero") {
   const int port = FreePort();
   TestRunOptions options = Options();
