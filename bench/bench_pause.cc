@@ -102,9 +102,12 @@ class Callers {
       // The first ones end at different times, and so do all that follow.
       request.sampling.max_tokens = round == 0 ? (index + 1) * kNewTokens / kSequences : kNewTokens;
       request.sampling.ignore_eos = true;
-      request.prompt_id = static_cast<uint64_t>(index);
-      for (int i = 0; i < kPromptTokens; ++i) {
-        request.prompt_ids.push_back(static_cast<int32_t>((index * 7919 + i * 31) % 49152));
+      // A prompt of its own each time, as in a run's steps: one that came again would be found in
+      // the cache of prefixes, until a new version empties it.
+      request.prompt_id = round * kSequences + static_cast<uint64_t>(index);
+      for (uint64_t i = 0; i < kPromptTokens; ++i) {
+        request.prompt_ids.push_back(
+            static_cast<int32_t>((request.prompt_id * 7919 + i * 31) % 49152));
       }
       request.samples = {{.sample_index = 0, .forced_prefix = {}}};
       const auto generation = Must(loop_->Submit(std::move(request)));

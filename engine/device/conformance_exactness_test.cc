@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "engine/device/background.h"
 #include "engine/device/conformance_support.h"
 
 namespace stretto::engine::conformance {
@@ -60,6 +61,24 @@ TEST_CASE("rows of products do not depend on the batch") {
     lab->LinearBackwardInput(lab.stream(), d_x, lab.Put(rows, DType::kF32), tw, false);
     return lab.Get(d_x);
   });
+}
+
+TEST_CASE("a device that has lent its threads gives the same bits") {
+  STRETTO_CONFORMANCE_CASE(c);
+  const Host x = Random(rng, 40, 64, c.dtype), w = Random(rng, 200, 64, c.dtype);
+  auto packed = lab->Pack(lab.stream(), {lab.Put(w, c.dtype)});
+  REQUIRE_OK(packed);
+  const auto product = [&] {
+    Tensor y = lab.New(x.rows, w.rows, DType::kF32);
+    lab->Linear(lab.stream(), y, lab.Put(x, c.dtype), **packed, Tensor{});
+    return lab.Get(y);
+  };
+  const Host expected = product();
+  {
+    const std::shared_ptr<void> one = BorrowThread(lab.device()), two = BorrowThread(lab.device());
+    RequireSameBits(product(), expected, "while two are lent");
+  }
+  RequireSameBits(product(), expected, "when they are back");
 }
 
 TEST_CASE("rows of other operations do not depend on the batch") {

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "engine/weights/grid_codec.h"
+#include "engine/weights/recycled_bytes.h"
 #include "engine/weights/varint.h"
 
 namespace stretto::engine {
@@ -244,8 +245,7 @@ absl::StatusOr<std::shared_ptr<const WeightsVersion>> ApplyVersionDelta(
       continue;
     }
     const size_t size = base.tensors[i].size();
-    auto next =
-        std::make_shared_for_overwrite<uint8_t[]>(size);  // NOLINT(modernize-avoid-c-arrays)
+    std::shared_ptr<uint8_t> next = TakeBytes(size);
     const absl::Span<uint8_t> out(next.get(), size);
     const absl::Status applied =
         ApplyDelta(manifest[i].dtype, base.tensors[i].span(), deltas[i].span(), out);

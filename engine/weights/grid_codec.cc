@@ -47,10 +47,9 @@ struct Models {
 // beginning of the window.
 class Walk {
  public:
-  Walk(const Hazards& hazards, absl::Span<const uint16_t> piece)
-      : hazards_(hazards), piece_(piece) {
-    SumGroups(hazards, piece, sums_.data());
-  }
+  // `sums`: of the piece's groups.
+  Walk(const Hazards& hazards, absl::Span<const uint16_t> piece, const uint32_t* sums)
+      : hazards_(hazards), piece_(piece), sums_(sums) {}
   size_t num_groups() const { return (piece_.size() + kGroup - 1) / kGroup; }
 
   void StartWindow(size_t group, size_t num) {
@@ -117,9 +116,21 @@ class Walk {
 
   const Hazards& hazards_;
   const absl::Span<const uint16_t> piece_;
-  std::array<uint32_t, kMaxGroups> sums_;
+  const uint32_t* const sums_;
   size_t group_ = 0, at_ = 0, window_end_ = 0, stretch_end_ = 0;
   uint32_t before_group_ = 0, begin_ = 0, total_ = 0, hazard_ = 0;
+};
+
+// What is known of a piece before its changes are.
+struct Scan {
+  void Of(const Plan& plan, absl::Span<const uint16_t> piece) {
+    num_dense = ScanGroups(plan.hazards, piece, sums.data(), dense_places.data());
+  }
+  absl::Span<const uint32_t> dense() const { return {dense_places.data(), num_dense}; }
+
+  std::array<uint32_t, kMaxGroups> sums;
+  std::array<uint32_t, kPiece> dense_places;
+  size_t num_dense = 0;
 };
 
 // Counts of elements by exponent.
@@ -203,7 +214,8 @@ class GridEncoder {
       while (count < changes.size() && changes[count].at < begin + piece.size()) ++count;
       sparse_.assign(changes.begin(), changes.begin() + static_cast<ptrdiff_t>(count));
       for (GridChange& change : sparse_) change.at -= static_cast<uint32_t>(begin);
-      if (plan_.hazards.any_dense) Dense(piece);
+      scan_.Of(plan_, piece);
+      if (scan_.num_dense > 0) Dense(piece);
       Sparse(piece);
       changes.remove_prefix(count);
     }
@@ -213,10 +225,8 @@ class GridEncoder {
  private:
   // Leaves the others in sparse_.
   void Dense(absl::Span<const uint16_t> piece) {
-    dense_.clear();
-    FindDense(plan_.hazards, piece, dense_);
     size_t next = 0, kept = 0;
-    for (const uint32_t i : dense_) {
+    for (const uint32_t i : scan_.dense()) {
       while (next < sparse_.size() && sparse_[next].at < i) sparse_[kept++] = sparse_[next++];
       const bool moved = next < sparse_.size() && sparse_[next].at == i;
       coder_.EncodeBit(models_.dense_changed[plan_.hazards.ClassOf(piece[i])], moved);
@@ -227,7 +237,7 @@ class GridEncoder {
   }
 
   void Sparse(absl::Span<const uint16_t> piece) {
-    Walk walk(plan_.hazards, piece);
+    Walk walk(plan_.hazards, piece, scan_.sums.data());
     next_ = 0;
     for (size_t g = 0; g < walk.num_groups(); g += plan_.WindowGroups()) {
       for (walk.StartWindow(g, plan_.WindowGroups()); !walk.AtEnd();) Symbol(walk);
@@ -258,7 +268,7 @@ class GridEncoder {
   const ChangeTable& table_ = ChangeTable::Get();
   RangeEncoder coder_;
   Models models_;
-  std::vector<uint32_t> dense_;
+  Scan scan_;
   std::vector<GridChange> sparse_;  // of the piece, places counted from its beginning
   size_t next_ = 0;                 // of sparse_
 };
@@ -273,7 +283,8 @@ class GridDecoder {
     for (size_t begin = 0; begin < base_.size(); begin += kPiece) {
       const absl::Span<const uint16_t> piece = base_.subspan(begin, kPiece);
       std::memcpy(out_.data() + begin, piece.data(), piece.size() * sizeof(uint16_t));
-      if (plan_.hazards.any_dense) Dense(begin, piece);
+      scan_.Of(plan_, piece);
+      if (scan_.num_dense > 0) Dense(begin, piece);
       Sparse(begin, piece);
       if (off_grid_) return Corrupt("a step leads off the grid");
     }
@@ -284,16 +295,14 @@ class GridDecoder {
 
  private:
   void Dense(size_t begin, absl::Span<const uint16_t> piece) {
-    dense_.clear();
-    FindDense(plan_.hazards, piece, dense_);
-    for (const uint32_t i : dense_) {
+    for (const uint32_t i : scan_.dense()) {
       AdaptiveBit& changed = models_.dense_changed[plan_.hazards.ClassOf(piece[i])];
       if (coder_.DecodeBit(changed)) Step(begin + i);
     }
   }
 
   void Sparse(size_t begin, absl::Span<const uint16_t> piece) {
-    Walk walk(plan_.hazards, piece);
+    Walk walk(plan_.hazards, piece, scan_.sums.data());
     for (size_t g = 0; g < walk.num_groups(); g += plan_.WindowGroups()) {
       for (walk.StartWindow(g, plan_.WindowGroups()); !walk.AtEnd();) Symbol(begin, walk);
     }
@@ -329,7 +338,7 @@ class GridDecoder {
   RangeDecoder coder_;
   Models models_;
   const absl::Span<uint16_t> out_;
-  std::vector<uint32_t> dense_;
+  Scan scan_;
   uint64_t num_changes_ = 0;
   bool off_grid_ = false;
 };

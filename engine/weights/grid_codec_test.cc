@@ -133,9 +133,9 @@ TEST_CASE("sums of hazards, dense elements and changes agree with one element af
       other[i] ^= 1;
       expected_changed.push_back({i, weights[i], other[i]});
     }
-    SumGroups(hazards, weights, sums.data());
+    dense.resize(weights.size());
+    dense.resize(ScanGroups(hazards, weights, sums.data(), dense.data()));
     CHECK(sums == expected_sums);
-    FindDense(hazards, weights, dense);
     CHECK(dense == expected_dense);
     FindChanges(weights, other, changed);
     CHECK((changed == expected_changed));

@@ -30,15 +30,12 @@ size_t FindChanges(const uint16_t* base, const uint16_t* next, size_t n, size_t 
   return Places(n, begin, places, [&](size_t i) { return base[i] != next[i]; });
 }
 
-size_t FindDense(const Hazards& h, const uint16_t* p, size_t n, size_t begin, uint32_t* places) {
-  return Places(n, begin, places, [&](size_t i) { return h.dense[h.ClassOf(p[i])] != 0; });
-}
-
-void SumGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums) {
+size_t ScanGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums, uint32_t* dense) {
   for (size_t i = 0; i < n; ++i) {
     if (i % kGroup == 0) sums[i / kGroup] = 0;
     sums[i / kGroup] += h.Of(p[i]);
   }
+  return Places(n, 0, dense, [&](size_t i) { return h.dense[h.ClassOf(p[i])] != 0; });
 }
 #else
 namespace hn = hwy::HWY_NAMESPACE;
@@ -95,43 +92,36 @@ HWY_INLINE VB Classes(VB first, const uint16_t* p) {
   return hn::Min(hn::SaturatedSub(exponents, first), hn::Set(DB(), uint8_t{kNumClasses - 1}));
 }
 
-size_t FindDense(const Hazards& h, const uint16_t* p, size_t n, size_t begin, uint32_t* places) {
-  const VB first = hn::Set(DB(), h.first_exponent), dense = hn::LoadDup128(DB(), h.dense.data());
-  size_t i = 0, count = 0;
-  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    const auto found = hn::BitCast(DW(), hn::TableLookupBytes(dense, Classes(first, p + i)));
-    if (HWY_LIKELY(hn::AllTrue(DW(), hn::Eq(found, hn::Zero(DW()))))) continue;
-    const DW d;
-    const uint32_t low = Bits(hn::Ne(hn::And(found, hn::Set(d, 0x00ff)), hn::Zero(d)));
-    const uint32_t high = Bits(hn::Ne(hn::ShiftRight<8>(found), hn::Zero(d)));
-    count += PutPlaces(low, begin + i, places + count);
-    count += PutPlaces(high, begin + i + kLanes, places + count);
-  }
-  for (; i < n; ++i) {
-    if (h.dense[h.ClassOf(p[i])] != 0) places[count++] = static_cast<uint32_t>(begin + i);
-  }
-  return count;
-}
-
-void SumGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums) {
+size_t ScanGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums, uint32_t* dense) {
+  const DW d;
   const hn::Repartition<uint64_t, DW> d64;
-  const VB first = hn::Set(DB(), h.first_exponent);
+  const VB first = hn::Set(DB(), h.first_exponent), is_dense = hn::LoadDup128(DB(), h.dense.data());
   const VB low_bytes = hn::LoadDup128(DB(), h.low.data());
   const VB high_bytes = hn::LoadDup128(DB(), h.high.data());
-  size_t i = 0;
+  size_t i = 0, count = 0;
   for (; i + kGroup <= n; i += kGroup) {
     auto sum = hn::Zero(d64);
-    for (size_t j = 0; j < kGroup; j += 2 * kLanes) {
-      const VB classes = Classes(first, p + i + j);
+    for (size_t j = i; j < i + kGroup; j += 2 * kLanes) {
+      const VB classes = Classes(first, p + j);
       const auto low = hn::SumsOf8(hn::TableLookupBytes(low_bytes, classes));
       const auto high = hn::SumsOf8(hn::TableLookupBytes(high_bytes, classes));
       sum = hn::Add(sum, hn::Add(low, hn::ShiftLeft<8>(high)));
+      const auto found = hn::BitCast(d, hn::TableLookupBytes(is_dense, classes));
+      if (HWY_LIKELY(hn::AllTrue(d, hn::Eq(found, hn::Zero(d))))) continue;
+      const uint32_t in_low = Bits(hn::Ne(hn::And(found, hn::Set(d, 0x00ff)), hn::Zero(d)));
+      const uint32_t in_high = Bits(hn::Ne(hn::ShiftRight<8>(found), hn::Zero(d)));
+      count += PutPlaces(in_low, j, dense + count);
+      count += PutPlaces(in_high, j + kLanes, dense + count);
     }
     sums[i / kGroup] = static_cast<uint32_t>(hn::GetLane(hn::SumOfLanes(d64, sum)));
   }
-  if (i == n) return;
+  if (i == n) return count;
   uint32_t& last = sums[i / kGroup] = 0;
-  for (; i < n; ++i) last += h.Of(p[i]);
+  for (; i < n; ++i) {
+    last += h.Of(p[i]);
+    if (h.dense[h.ClassOf(p[i])] != 0) dense[count++] = static_cast<uint32_t>(i);
+  }
+  return count;
 }
 #endif
 }  // namespace HWY_NAMESPACE
@@ -141,15 +131,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace stretto::engine {
 HWY_EXPORT(FindChanges);
-HWY_EXPORT(FindDense);
-HWY_EXPORT(SumGroups);
+HWY_EXPORT(ScanGroups);
 
 Hazards::Hazards(uint8_t first, const std::array<uint8_t, kNumClasses>& class_codes)
     : first_exponent(first), codes(class_codes) {
   std::array<uint32_t, kNumClasses> hazards = {};
   for (int c = 0; c < kNumClasses; ++c) {
     dense[c] = codes[c] == kDenseCode ? 0xff : 0;
-    any_dense = any_dense || dense[c] != 0;
     if (codes[c] != 0 && dense[c] == 0) hazards[c] = HazardOfCode(codes[c]);
     low[c] = static_cast<uint8_t>(hazards[c]);
     high[c] = static_cast<uint8_t>(hazards[c] >> 8);
@@ -177,19 +165,9 @@ void FindChanges(absl::Span<const uint16_t> base, absl::Span<const uint16_t> nex
   }
 }
 
-void FindDense(const Hazards& hazards, absl::Span<const uint16_t> elements,
-               std::vector<uint32_t>& dense) {
-  Places found;
-  for (size_t at = 0; at < elements.size(); at += kPiece) {
-    const size_t size = std::min(kPiece, elements.size() - at);
-    const size_t count =
-        HWY_DYNAMIC_DISPATCH(FindDense)(hazards, elements.data() + at, size, at, found.data());
-    dense.insert(dense.end(), found.begin(), found.begin() + static_cast<ptrdiff_t>(count));
-  }
-}
-
-void SumGroups(const Hazards& hazards, absl::Span<const uint16_t> elements, uint32_t* sums) {
-  HWY_DYNAMIC_DISPATCH(SumGroups)(hazards, elements.data(), elements.size(), sums);
+size_t ScanGroups(const Hazards& hazards, absl::Span<const uint16_t> elements, uint32_t* sums,
+                  uint32_t* dense) {
+  return HWY_DYNAMIC_DISPATCH(ScanGroups)(hazards, elements.data(), elements.size(), sums, dense);
 }
 }  // namespace stretto::engine
 #endif  // HWY_ONCE

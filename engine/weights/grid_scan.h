@@ -39,7 +39,6 @@ struct Hazards {
 
   uint8_t first_exponent = 0;
   std::array<uint8_t, kNumClasses> codes = {};
-  bool any_dense = false;
   std::array<uint8_t, kNumClasses> low = {}, high = {}, dense = {};  // bytes of a hazard; 0xff or 0
   std::array<uint32_t, 256> by_exponent = {};
 };
@@ -54,11 +53,9 @@ struct GridChange {
 void FindChanges(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next,
                  std::vector<GridChange>& changes);
 
-// Appends every dense element's place.
-void FindDense(const Hazards& hazards, absl::Span<const uint16_t> elements,
-               std::vector<uint32_t>& dense);
-
-// The hazards of each kGroup elements (the last may be fewer), added up.
+// The hazards of each kGroup elements (the last may be fewer), added up; and the places of dense
+// elements in `dense`, which has room for all of them: their number.
 inline constexpr size_t kGroup = 32;
-void SumGroups(const Hazards& hazards, absl::Span<const uint16_t> elements, uint32_t* sums);
+size_t ScanGroups(const Hazards& hazards, absl::Span<const uint16_t> elements, uint32_t* sums,
+                  uint32_t* dense);
 }  // namespace stretto::engine

@@ -223,6 +223,7 @@ class Fetcher {
     grpc::ClientContext context;
     RETURN_IF_ERROR(Receive(context, [&] { return source.stub->FetchDelta(&context, request); }));
     FetchedWeights fetched{.was_delta = true};
+    const std::shared_ptr<void> computing = BeginComputing();
     ASSIGN_OR_RETURN(const std::vector<SharedBytes> deltas, incoming_->Tensors());
     auto version =
         ApplyVersionDelta(*request_.base, request_.number, request_.hash, manifest_, deltas);
@@ -242,8 +243,13 @@ class Fetcher {
     RETURN_IF_ERROR(
         Receive(context, [&] { return source.stub->FetchSnapshot(&context, request); }));
     ASSIGN_OR_RETURN(std::vector<SharedBytes> tensors, incoming_->Tensors());
+    const std::shared_ptr<void> computing = BeginComputing();
     return Finished(VerifyVersion(request_.number, request_.hash, manifest_, std::move(tensors)),
                     {});
+  }
+
+  std::shared_ptr<void> BeginComputing() const {
+    return request_.begin_computing ? request_.begin_computing() : nullptr;
   }
 
   absl::StatusOr<FetchedWeights> Finished(

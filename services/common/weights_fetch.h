@@ -24,7 +24,10 @@ struct FetchRequest {
   std::shared_ptr<const engine::WeightsVersion> base = nullptr;
   WeightsRelay* relay = nullptr;    // is told of what comes in; may be null
   std::function<bool()> cancelled;  // asked now and then; may be empty
-  int64_t timeout_ms = 120000;      // of each call
+  // Called when all bytes are here; what it returns is held while they are applied and verified.
+  // May be empty.
+  std::function<std::shared_ptr<void>()> begin_computing = nullptr;
+  int64_t timeout_ms = 120000;  // of each call
   // Without a byte or a sign of life for so long a source is left for the next, if there is one.
   int64_t stall_ms = 2000;
   int64_t first_answer_ms = 6000;  // a source may wait until it has what is asked for

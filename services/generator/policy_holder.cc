@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "engine/device/background.h"
 
 namespace stretto::services {
 namespace {
@@ -51,7 +52,8 @@ absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::st
                        .sources = sources,
                        .expected = expected_,
                        .relay = &relay_,
-                       .cancelled = cancelled};
+                       .cancelled = cancelled,
+                       .begin_computing = [this] { return engine::BorrowThread(*host_->device); }};
   std::multiset<int64_t>::iterator asked;
   {
     absl::MutexLock lock(&mutex_);
@@ -98,6 +100,7 @@ absl::StatusOr<PreparedInfo> PolicyHolder::PrepareInTurn(FetchRequest request) {
   const int64_t start_ns = Clock::Real().NowNs();
   ASSIGN_OR_RETURN(FetchedWeights fetched, fetcher_(request));
   Held held{.version = fetched.version};
+  const std::shared_ptr<void> borrowed = engine::BorrowThread(*host_->device);
   ASSIGN_OR_RETURN(held.weights,
                    BuildWeights(*host_, *held.version,
                                 {.version = request.base.get(), .weights = base_weights.get()}));

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "engine/device/background.h"
 #include "engine/device/cpu/attention.h"
 #include "engine/device/cpu/gemm.h"
 #include "engine/device/cpu/memory.h"
@@ -122,7 +123,7 @@ void CheckPacked(const PackedAttention& args) {
   STRETTO_CHECK(SameShape(args.q, args.out));
 }
 
-class CpuDevice final : public Device {
+class CpuDevice final : public Device, public LendsThreads {
  public:
   CpuDevice(const cpu::Kernels& kernels, int num_threads) : kernels_(kernels), pool_(num_threads) {}
 
@@ -130,6 +131,10 @@ class CpuDevice final : public Device {
     return {"cpu", kernels_.fma ? "fma" : "nofma", dtype, 1};
   }
   int num_threads() const override { return pool_.num_threads(); }
+  std::shared_ptr<void> LendThread() override {
+    pool_.Lend();
+    return {static_cast<void*>(&pool_), [this](void*) { pool_.TakeBack(); }};
+  }
 
   // --- memory
   // -------------------------------------------------------------------------------------

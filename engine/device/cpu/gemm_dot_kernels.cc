@@ -197,18 +197,6 @@ uint16_t LeastOf(uint16_t least, uint32_t word) {
   return least;
 }
 
-uint16_t Pack(uint32_t* panel, const uint16_t* src, ptrdiff_t row_stride, int64_t k, int64_t n) {
-  uint16_t least = kNoneSmall;
-  for (int64_t i = 0; i < k / 2; ++i) {
-    for (int64_t j = 0; j < kPanel; ++j) {
-      const uint32_t word = j < n ? WordAt(src + j * row_stride + 2 * i) : 0;
-      panel[i * kPanel + j] = word;
-      least = LeastOf(least, word);
-    }
-  }
-  return least;
-}
-
 // v[r] lane i becomes v[i] lane r.
 STRETTO_DOT_INLINE void Transpose16(__m512i (&v)[16]) {
   __m512i t[16];
@@ -267,6 +255,19 @@ STRETTO_DOT uint16_t Interleave(uint32_t* out, const uint16_t* rows, ptrdiff_t r
     for (int r = 0; r < num_rows; ++r) {
       const uint32_t word = WordAt(rows + r * row_stride + 2 * i);
       out[i * num_rows + r] = word;
+      least = LeastOf(least, word);
+    }
+  }
+  return least;
+}
+
+uint16_t Pack(uint32_t* panel, const uint16_t* src, ptrdiff_t row_stride, int64_t k, int64_t n) {
+  if (n == kPanel) return Interleave(panel, src, row_stride, kPanel, k);
+  uint16_t least = kNoneSmall;
+  for (int64_t i = 0; i < k / 2; ++i) {
+    for (int64_t j = 0; j < kPanel; ++j) {
+      const uint32_t word = j < n ? WordAt(src + j * row_stride + 2 * i) : 0;
+      panel[i * kPanel + j] = word;
       least = LeastOf(least, word);
     }
   }

@@ -64,7 +64,7 @@ void ThreadPool::TakeIndices() {
 
 void ThreadPool::Run(int64_t count, Call call, const void* context) {
   if (count <= 0) return;
-  if (count == 1 || workers_.empty() || busy_.exchange(true, std::memory_order_acquire)) {
+  if (count == 1 || num_present() <= 0 || busy_.exchange(true, std::memory_order_acquire)) {
     for (int64_t i = 0; i < count; ++i) call(context, i);
     return;
   }
@@ -97,7 +97,8 @@ void ThreadPool::Work() {
     const uint32_t ticket = wake_.load();
     uint64_t state = state_.load();
     bool entered = false;
-    while ((state & kOpen) != 0 && state / kLoop != seen) {
+    while ((state & kOpen) != 0 && state / kLoop != seen &&
+           static_cast<int>(state & kEntered) < num_present()) {
       if (state_.compare_exchange_weak(state, state + 1)) {
         entered = true;
         break;

@@ -3,7 +3,7 @@
 //
 // A caller takes part in its own loop; workers spin for a few microseconds after a loop, in case
 // the next one follows at once, then sleep. When another thread is inside ParallelFor already, a
-// caller does its whole loop alone.
+// caller does its whole loop alone. Workers can be lent (engine/device/background.h).
 #pragma once
 
 #include <atomic>
@@ -27,6 +27,10 @@ class ThreadPool {
 
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
+  // Loops that begin from now on do with one worker less, as far as there are any.
+  void Lend() { num_lent_.fetch_add(1, std::memory_order_relaxed); }
+  void TakeBack() { num_lent_.fetch_sub(1, std::memory_order_relaxed); }
+
   // Calls fn(i) for every i in [0, count), on any threads in any order; returns when all are done.
   template <class Fn>
   void ParallelFor(int64_t count, const Fn& fn) {
@@ -49,12 +53,16 @@ class ThreadPool {
   void Run(int64_t count, Call call, const void* context);
   void Work();
   void TakeIndices();
+  int num_present() const {
+    return static_cast<int>(workers_.size()) - num_lent_.load(std::memory_order_relaxed);
+  }
 
   // state_: loop number · 2^16 + (open ? 2^15 : 0) + workers that have entered the loop.
   std::atomic<uint64_t> state_{0};
   std::atomic<uint32_t> wake_{0};  // changes with every loop that may need a sleeper
   std::atomic<int> num_sleeping_{0};
   std::atomic<int> num_left_{0};  // workers that have left the present loop
+  std::atomic<int> num_lent_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> busy_{false};
   std::atomic<int64_t> next_{0};
