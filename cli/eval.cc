@@ -241,7 +241,9 @@ void AddEvalCommand(CLI::App& app, Command* chosen) {
       ->add_option("--max-sequence-length", flags->max_sequence_length,
                    "The context: question and answer together. Default: the run's, or the model's")
       ->check(IntegerIn(1, 1 << 24));
-  command->add_option("--chat-format", flags->chat_format, "auto | chatml | llama3 | none");
+  command->add_option("--chat-format", flags->chat_format,
+                      "How messages become a prompt: auto (the model's own way) or a format's name "
+                      "(docs/chat-formats.md)");
   command->add_option("--system", flags->system, "System message");
   command->add_option("--max-prompts", flags->max_prompts, "0: all")
       ->check(IntegerIn(0, INT64_MAX));

@@ -47,9 +47,9 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
   command.add_option("--dtype", flags->dtype, "Of computing; masters are f32")
       ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "f32"}));
-  command.add_option(
-      "--chat-format", flags->prompts.chat_format,
-      "How messages become a prompt: auto (the model's own way), chatml, llama3, none");
+  command.add_option("--chat-format", flags->prompts.chat_format,
+                     "How messages become a prompt: auto (the model's own way) or a format's name "
+                     "(docs/chat-formats.md)");
   command.add_option("--system", flags->prompts.system_prompt, "A system message for every prompt");
   command.add_option("--seed", flags->seed, "Of the order of examples")
       ->capture_default_str()

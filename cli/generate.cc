@@ -29,7 +29,9 @@ void AddSources(CLI::App& command, GenerateOptions& o) {
   what->require_option(1);
   command.add_flag("--raw", o.raw, "The prompt's text as it is, special tokens in it parsed");
   command.add_option("--system", o.system, "System message");
-  command.add_option("--chat-format", o.chat_format, "auto | chatml | llama3 | none");
+  command.add_option("--chat-format", o.chat_format,
+                     "How messages become a prompt: auto (the model's own way) or a format's name "
+                     "(docs/chat-formats.md)");
 }
 
 void AddEngine(CLI::App& command, GenerateOptions& o) {

@@ -62,8 +62,11 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(model, path, ExistingPath(),
           "Hugging Face folder or GGUF file, relative to the run file. Required."),
       KEY(model, dtype, OneOf({"bf16", "f32"}), "Of weights and activations."),
-      KEY(model, chat_format, OneOf({"auto", "chatml", "llama3", "none"}),
-          "How chat messages become a prompt; `auto` goes by the model's own template."),
+      KEY(model, chat_format,
+          OneOf({"auto", "none", "chatml", "llama3", "qwen3", "qwen3-nothink", "phi4", "phi3",
+                 "gemma", "llama2", "mistral", "zephyr", "deepseek-r1"}),
+          "How chat messages become a prompt; `auto` goes by the model's own template "
+          "(docs/chat-formats.md)."),
       KEY(model, max_sequence_length, Between(2, 1 << 20),
           "Tokens of prompt and completion together, at most those that the model was made for; "
           "also fixes `dynamic` rope scaling."),

@@ -20,7 +20,7 @@ struct RunSection {
 struct ModelSection {
   std::string path;                    // Hugging Face folder or GGUF file
   std::string dtype = "bf16";          // bf16 | f32, of weights and activations
-  std::string chat_format = "auto";    // auto (by the model's template) | chatml | llama3 | none
+  std::string chat_format = "auto";    // auto (by the model's template), or as in keys.cc
   int64_t max_sequence_length = 1024;  // prompt + completion; also fixes `dynamic` rope scaling
 };
 

@@ -37,6 +37,8 @@ absl::StatusOr<AddedToken> ReadToken(const JsonNode& node, const Vocabulary& voc
   return token;
 }
 
+}  // namespace
+
 size_t SpaceStartBefore(absl::string_view text, size_t end) {
   while (end > 0) {
     const size_t previous = PreviousCharStart(text, end);
@@ -55,8 +57,6 @@ size_t SpaceEndAfter(absl::string_view text, size_t begin) {
   }
   return begin;
 }
-
-}  // namespace
 
 void AddedTokens::Trie::Add(absl::string_view pattern, size_t token) {
   if (pattern.empty()) return;

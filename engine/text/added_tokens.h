@@ -33,6 +33,10 @@ struct TextPart {
   int32_t id = -1;
 };
 
+// Where the white space before `end` begins, and where that from `begin` on ends.
+size_t SpaceStartBefore(absl::string_view text, size_t end);
+size_t SpaceEndAfter(absl::string_view text, size_t begin);
+
 // Immutable and thread-safe.
 class AddedTokens {
  public:

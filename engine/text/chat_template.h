@@ -1,12 +1,13 @@
-// Chat prompts. Models carry a Jinja template; this project knows the two families that the
-// supported models use, ChatML and Llama 3, recognises them by the markers in the template's text,
-// and reads from it what varies inside a family (default system message, BOS, trimming). A template
-// of another family is an error that says what to set.
+// Chat prompts. Models carry a Jinja template; this project knows the families that most models
+// use, recognises them by the markers in the template's text (docs/chat-formats.md), and reads from
+// it what varies inside a family (default system message, BOS, trimming, spaces). A template of
+// another family is an error that says what to set.
 //
 // Safe against injection: markers are emitted as the special tokens they are, message contents are
 // encoded as ordinary text. A content that contains "<|im_end|>" becomes the tokens of these
 // characters, never the special token. For contents without such text the ids are those of
-// transformers' apply_chat_template.
+// transformers' apply_chat_template. (Where a family's own markers are ordinary text, as Llama 2's
+// [INST], nothing can tell them from a content's.)
 //
 // All functions are pure and thread-safe.
 #pragma once
@@ -23,15 +24,26 @@
 namespace stretto::engine {
 
 enum class ChatFormat {
-  kNone,    // contents, joined by newlines, and nothing else; BOS as the tokenizer adds it
-  kChatML,  // <|im_start|>role\ncontent<|im_end|>\n
-  kLlama3,  // <|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>
+  kNone,          // contents, joined by newlines, and nothing else; BOS as the tokenizer adds it
+  kChatML,        // <|im_start|>role\ncontent<|im_end|>\n
+  kLlama3,        // <|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>
+  kQwen3,         // ChatML, the reasoning of earlier answers left out
+  kQwen3NoThink,  // the same, and the answer begins with reasoning that is empty
+  kPhi4,          // <|im_start|>role<|im_sep|>content<|im_end|>
+  kPhi3,          // <|role|>\ncontent<|end|>\n
+  kGemma,         // <start_of_turn>user\ncontent<end_of_turn>\n, the assistant is "model"
+  kLlama2,        // [INST] <<SYS>>…<</SYS>> content [/INST] answer, each turn with BOS and EOS
+  kMistral,       // [INST] content [/INST] answer, one BOS, each answer with EOS
+  kZephyr,        // <|role|>\ncontent and EOS; TinyLlama's too
+  kDeepSeekR1,    // <｜User｜>content<｜Assistant｜>
 };
 
-// "none", "chatml", "llama3".
+// "none", "chatml", "llama3", "qwen3", "qwen3-nothink", "phi4", …
 absl::string_view ChatFormatName(ChatFormat format);
 // The inverse; an error lists the names.
 absl::StatusOr<ChatFormat> ParseChatFormat(absl::string_view name);
+// All names, for flags and messages: "none | chatml | …" with another separator.
+std::string ChatFormatNames(absl::string_view separator);
 
 struct ChatMessage {
   std::string role;  // "system", "user", "assistant", or what else the model was trained with
@@ -47,26 +59,40 @@ struct ChatTemplate {
   // Llama 3.1's dates. A date that such a template takes from the clock is fixed here to the one
   // the template itself falls back to, so that a prompt does not depend on the day.
   std::string system_prefix;
-  bool adds_bos = false;       // the template itself begins with BOS
-  bool trims_content = false;  // white space around contents is removed
+  bool adds_bos = false;        // the template itself begins with BOS
+  bool trims_content = false;   // white space around contents is removed
+  bool takes_system = true;     // false: such a model was trained without system messages
+  bool opens_thinking = false;  // the answer's head is followed by <think>
+  bool ends_with_eos = false;   // kPhi3: where no answer is asked for
+  // kMistral: what stands around contents, and where the system message goes: before the content of
+  // the last user message, or of the first.
+  std::string inst_begin = "[INST] ", inst_end = "[/INST]", answer_begin = " ", answer_end;
+  bool trims_answers = false, system_in_last = false;
 };
 
 // What `jinja` (may be empty) asks for. `override_format` is the run file's model.chat_format:
 // empty or "auto" means to recognise the format, otherwise that format is used, with the details of
 // `jinja` where `jinja` is of that format. Errors: unknown name; no template or an unknown one
-// without an override ("set model.chat_format: chatml|llama3|none").
+// without an override, with the names to set.
 absl::StatusOr<ChatTemplate> MakeChatTemplate(absl::string_view jinja,
                                               absl::string_view override_format = "");
 
-// A stretch of a rendered prompt: a marker (a special token by its name) or ordinary text.
+// A stretch of a rendered prompt.
 struct ChatPiece {
+  enum class Kind {
+    kText,
+    kMarker,  // a special token by its name
+    kToken,   // a token by its name where the tokenizer has it as one, else ordinary text
+    kBos,
+    kEos,
+  };
   std::string text;
-  bool is_marker = false;
+  Kind kind = Kind::kText;
 };
 
-// The conversation as pieces; the BOS is the piece "" with is_marker set. With
-// `add_generation_prompt` it ends with the head of an assistant message. Errors: no message; an
-// empty role or one that is not of [A-Za-z0-9_.-] (a role stands outside the protected content).
+// The conversation as pieces. With `add_generation_prompt` it ends with the head of an assistant
+// message. Errors: no message; an empty role or one that is not of [A-Za-z0-9_.-] (a role stands
+// outside the protected content); a role or an order that the format doesn't know.
 absl::StatusOr<std::vector<ChatPiece>> RenderChat(const ChatTemplate& chat_template,
                                                   absl::Span<const ChatMessage> messages,
                                                   bool add_generation_prompt);
@@ -78,7 +104,7 @@ absl::StatusOr<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
                                                 absl::Span<const ChatMessage> messages,
                                                 bool add_generation_prompt);
 
-// The tokens that end an assistant's message (<|im_end|>; <|eot_id|>) and the tokenizer's EOS,
+// The tokens that end an assistant's message (<|im_end|>, <|eot_id|>, …) and the tokenizer's EOS,
 // without doubles. A rollout stops at any of them.
 std::vector<int32_t> ChatStopIds(const Tokenizer& tokenizer, ChatFormat format);
 

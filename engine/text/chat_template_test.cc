@@ -17,15 +17,37 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
-// A golden tokenizer in a folder with a tokenizer_config.json that names a BOS.
-std::unique_ptr<Tokenizer> Load(const std::string& name, const std::string& bos) {
+// A golden tokenizer in a folder with a tokenizer_config.json that names BOS and EOS, and with some
+// more special tokens.
+std::unique_ptr<Tokenizer> Load(const std::string& name, const std::string& bos,
+                                const std::string& eos = "",
+                                const std::vector<std::string>& extra = {}, bool rstrip = false) {
   const std::string path =
       STRETTO_SOURCE_DIR "/tests/golden/tokenizers/" + name + ".tokenizer.json";
   testing::TempDir dir;
   const auto bytes = Files::Real().ReadAll(path);
   REQUIRE_OK(bytes);
-  REQUIRE_OK(Files::Real().WriteAtomically(dir.File("tokenizer.json"), *bytes));
-  const Json config = {{"bos_token", {{"content", bos}}}, {"eos_token", bos}};
+  Json root = *ParseJson(*bytes, name);
+  int64_t next = 0;
+  for (const Json& id : root["model"]["vocab"]) next = std::max(next, id.get<int64_t>() + 1);
+  for (const Json& token : root["added_tokens"]) {
+    next = std::max(next, token["id"].get<int64_t>() + 1);
+  }
+  for (const std::string& token : extra) {
+    if (std::any_of(root["added_tokens"].begin(), root["added_tokens"].end(),
+                    [&](const Json& t) { return t["content"] == token; })) {
+      continue;
+    }
+    root["added_tokens"].push_back({{"id", next++},
+                                    {"content", token},
+                                    {"single_word", false},
+                                    {"lstrip", false},
+                                    {"rstrip", rstrip},
+                                    {"normalized", false},
+                                    {"special", true}});
+  }
+  REQUIRE_OK(Files::Real().WriteAtomically(dir.File("tokenizer.json"), root.dump()));
+  const Json config = {{"bos_token", {{"content", bos}}}, {"eos_token", eos.empty() ? bos : eos}};
   REQUIRE_OK(Files::Real().WriteAtomically(dir.File("tokenizer_config.json"), config.dump()));
   auto tokenizer = Tokenizer::FromFolder(dir.path());
   REQUIRE_OK(tokenizer);
@@ -50,20 +72,25 @@ std::vector<ChatMessage> Messages(const Json& list) {
 
 TEST_CASE("Chat prompts equal what the template renders") {
   const Json file = ReadCases();
-  REQUIRE(file["cases"].size() > 50);
+  REQUIRE(file["cases"].size() > 200);
   for (const Json& entry : file["cases"]) {
     INFO(entry.dump(-1, ' ', true));
-    const std::string name = entry["tokenizer"];
-    const auto tokenizer = Load(name, file["bos"][name]);
-    const auto chat = MakeChatTemplate(
-        file["templates"][entry["template"].get<std::string>()].get<std::string>());
+    const std::string name = entry["tokenizer"], bos = file["bos"][name];
+    const std::string eos = file["eos"].contains(name) ? file["eos"][name] : file["bos"][name];
+    const auto tokenizer = Load(name, bos, eos, entry.value("extra", std::vector<std::string>()),
+                                entry.value("rstrip", false));
+    const auto chat =
+        MakeChatTemplate(file["templates"][entry["template"].get<std::string>()].get<std::string>(),
+                         entry.value("format", ""));
     REQUIRE_OK(chat);
     const auto messages = Messages(entry["messages"]);
     const auto pieces = RenderChat(*chat, messages, entry["generate"]);
     REQUIRE_OK(pieces);
     std::string text;
     for (const ChatPiece& piece : *pieces) {
-      text += piece.is_marker && piece.text.empty() ? std::string(file["bos"][name]) : piece.text;
+      text += piece.kind == ChatPiece::Kind::kBos   ? bos
+              : piece.kind == ChatPiece::Kind::kEos ? eos
+                                                    : piece.text;
     }
     CHECK(text == entry["text"].get<std::string>());
     const auto ids = EncodeChat(*tokenizer, *chat, messages, entry["generate"]);
@@ -91,12 +118,17 @@ TEST_CASE("What a template says of itself is read from it") {
 }
 
 TEST_CASE("An unknown template is an error that says what to set") {
-  for (const char* jinja : {"", "{{ '[INST]' + messages[0].content + '[/INST]' }}",
-                            "<|im_start|> and <|start_header_id|>"}) {
+  for (const char* jinja :
+       {"", "{{ 'USER: ' + messages[0].content + ' ASSISTANT:' }}",
+        "<|im_start|> and <|start_header_id|>",
+        "<|im_start|>system\nToday is {{ strftime_now('%d') }}",
+        // Other families' users don't end with EOS.
+        "{{ '<|user|>\n' + message['content'] + '\n' }}{{ '<|assistant|>' + eos_token }}"}) {
     const auto result = MakeChatTemplate(jinja);
     REQUIRE_FALSE(result.ok());
-    CHECK(
-        absl::StrContains(result.status().message(), "set model.chat_format: chatml|llama3|none"));
+    CHECK(absl::StrContains(result.status().message(),
+                            "set model.chat_format: none|chatml|llama3|qwen3"));
+    CHECK(absl::StrContains(result.status().message(), std::string(jinja).substr(0, 9)));
     CHECK(MakeChatTemplate(jinja, "auto").status() == result.status());
     for (const auto format : {ChatFormat::kNone, ChatFormat::kChatML, ChatFormat::kLlama3}) {
       const auto forced = MakeChatTemplate(jinja, ChatFormatName(format));
@@ -105,6 +137,46 @@ TEST_CASE("An unknown template is an error that says what to set") {
     }
   }
   CHECK_FALSE(MakeChatTemplate("<|im_start|>", "ChatML").ok());
+}
+
+TEST_CASE("Each family is recognised by its own marks") {
+  const Json templates = ReadCases()["templates"];
+  for (const auto& [name, jinja] : templates.items()) {
+    INFO(name);
+    const auto chat = MakeChatTemplate(jinja.get<std::string>());
+    REQUIRE_OK(chat);
+    CHECK(absl::StartsWith(name, std::string(ChatFormatName(chat->format)).substr(0, 4)));
+  }
+  const auto qwq = MakeChatTemplate(
+      "{{ '<|im_start|>' + m.content.split('</think>')[-1] }}{{ "
+      "'<|im_start|>assistant\\n<think>\\n' }}");
+  REQUIRE_OK(qwq);
+  CHECK(qwq->format == ChatFormat::kQwen3);
+  CHECK(qwq->opens_thinking);
+  CHECK_FALSE(MakeChatTemplate(templates["qwen3"].get<std::string>())->opens_thinking);
+}
+
+TEST_CASE("What a format can't write is refused, and which message") {
+  const ChatMessage system{"system", "s"}, user{"user", "u"}, answer{"assistant", "a"};
+  const auto error = [](const char* format, const std::vector<ChatMessage>& messages) {
+    const auto pieces = RenderChat(*MakeChatTemplate("", format), messages, true);
+    CHECK(absl::IsInvalidArgument(pieces.status()));
+    return std::string(pieces.status().message());
+  };
+  for (const char* format : {"llama2", "mistral", "gemma"}) {
+    INFO(format);
+    CHECK(absl::StrContains(error(format, {user, user}), "chat message 1 is of user"));
+    CHECK(absl::StrContains(error(format, {answer}), "expects the user here"));
+    CHECK(absl::StrContains(error(format, {system}), "needs a message of the user"));
+    CHECK(absl::StrContains(error(format, {user, answer, system}), "chat message 2 is of system"));
+  }
+  for (const char* format : {"phi3", "phi4", "zephyr", "deepseek-r1"}) {
+    CHECK(absl::StrContains(error(format, {user, {"tool", "t"}}),
+                            "knows system, user and assistant"));
+  }
+  const auto gemma2 = MakeChatTemplate("<start_of_turn> System role not supported");
+  CHECK(absl::StrContains(RenderChat(*gemma2, {system, user}, true).status().message(),
+                          "takes no system message"));
 }
 
 TEST_CASE("A content cannot become a marker") {

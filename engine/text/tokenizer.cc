@@ -144,7 +144,12 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodePieces(absl::Span<const En
   std::vector<int32_t> ids;
   std::string text;
   bool at_start = true;
-  const auto flush = [&]() -> absl::Status {
+  const AddedToken* before = nullptr;  // the token that the text follows
+  // `after` is the token that follows the text. Tokens may take the white space beside them.
+  const auto flush = [&](const AddedToken* after) -> absl::Status {
+    if (before != nullptr && before->rstrip) text.erase(0, SpaceEndAfter(text, 0));
+    if (after != nullptr && after->lstrip) text.resize(SpaceStartBefore(text, text.size()));
+    before = after;
     if (text.empty()) return absl::OkStatus();
     std::string storage;
     RETURN_IF_ERROR(pipeline_->Encode(AsValidUtf8(text, &storage),
@@ -163,11 +168,11 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodePieces(absl::Span<const En
       return absl::InvalidArgumentError(
           absl::StrCat("the tokenizer has no token with id ", piece.token_id));
     }
-    RETURN_IF_ERROR(flush());
+    RETURN_IF_ERROR(flush(pipeline_->added().Get(piece.token_id)));
     ids.push_back(piece.token_id);
     at_start = false;
   }
-  RETURN_IF_ERROR(flush());
+  RETURN_IF_ERROR(flush(nullptr));
   return ids;
 }
 

@@ -78,7 +78,7 @@ class GeneratorProgram final : public Service {
                    "rollout.kv_dtype");
     app.add_option("--backend", model_.backend, "with --model: cpu or reference");
     app.add_option("--chat-format", model_.prompts.chat_format,
-                   "with --model: auto, chatml, llama3 or none");
+                   "with --model: auto or a format's name (docs/chat-formats.md)");
     app.add_option("--max-sequence-length", model_.max_sequence_length,
                    "with --model: the context, prompt and completion together; default: the "
                    "model's own, but at most 4096 even where the model allows more")

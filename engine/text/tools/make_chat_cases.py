@@ -7,7 +7,7 @@ Run from engine/text: tools/make_chat_cases.py > testdata/chat.json   (needs: pi
 import json
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 CHATML_END = ("{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}"
               "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
@@ -38,6 +38,84 @@ TEMPLATES = {
                     " + message['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
                     "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}",
 }
+NL = "\n"
+ALTERNATING = "{%- for message in rest %}{%- if message['role'] == 'user' %}"
+SPLIT_SYSTEM = ("{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content'] %}{%- set rest = messages[1:] %}"
+                "{%- else %}{%- set system = false %}{%- set rest = messages %}{%- endif %}")
+TEMPLATES |= {
+    # One [INST] a turn between BOS and EOS, the system message inside the first.
+    "llama2": SPLIT_SYSTEM + ALTERNATING +
+              "{%- if loop.first and system != false %}{%- set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + message['content'] %}"
+              "{%- else %}{%- set content = message['content'] %}{%- endif %}"
+              "{{- bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+              "{%- else %}{{- ' ' + message['content'].strip() + ' ' + eos_token }}{%- endif %}{%- endfor %}",
+    # The first Mistral: no system message, a space behind EOS.
+    "mistral_v1": "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+                  "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
+                  "{{ message['content'] + eos_token + ' ' }}{% endif %}{% endfor %}",
+    # Later ones: [INST] is a token, the system message stands with the last question.
+    "mistral_v3": "{%- if messages[0][\"role\"] == \"system\" %}{%- set system_message = messages[0][\"content\"] %}"
+                  "{%- set rest = messages[1:] %}{%- else %}{%- set rest = messages %}{%- endif %}{{- bos_token }}"
+                  "{%- for message in rest %}{%- if message[\"role\"] == \"user\" %}"
+                  "{%- if loop.last and system_message is defined %}{{- \"[INST] \" + system_message + \"\\n\\n\" + message[\"content\"] + \"[/INST]\" }}"
+                  "{%- else %}{{- \"[INST] \" + message[\"content\"] + \"[/INST]\" }}{%- endif %}"
+                  "{%- else %}{{- \" \" + message[\"content\"]|trim + eos_token }}{%- endif %}{%- endfor %}",
+    # And before the first one.
+    "mistral_first": "{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content'] %}"
+                     "{%- set rest = messages[1:] %}{%- else %}{%- set rest = messages %}{%- endif %}{{- bos_token }}"
+                     "{%- for message in rest %}{%- if message['role'] == 'user' %}"
+                     "{%- if loop.first and system_message is defined %}{{- ' [INST] ' + system_message + '\n\n' + message['content'] + ' [/INST]' }}"
+                     "{%- else %}{{- ' [INST] ' + message['content'] + ' [/INST]' }}{%- endif %}"
+                     "{%- else %}{{- ' ' + message['content'] + eos_token }}{%- endif %}{%- endfor %}",
+    "gemma2": "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+              "{% for message in messages %}{% if message['role'] == 'assistant' %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}"
+              "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+              "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
+    "gemma3": "{{ bos_token }}" + SPLIT_SYSTEM +
+              "{%- for message in rest %}{%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+              "{{- '<start_of_turn>' + role + '\n' + (system + '\n\n' if loop.first and messages[0]['role'] == 'system' else '') }}"
+              "{{- message['content'] | trim }}{{- '<end_of_turn>\n' }}{%- endfor %}"
+              "{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{%- endif %}",
+    "phi3": "{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\n' + message['content'] + '<|end|>\n' }}"
+            "{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '<|end|>\n' }}"
+            "{% else %}{{ '<|assistant|>\n' + message['content'] + '<|end|>\n' }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
+    "phi4": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '<|im_sep|>' + message['content'] + '<|im_end|>' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}",
+    "zephyr": NL.join(["{% for message in messages %}", "{% if message['role'] == 'user' %}", "{{ '<|user|>\n' + message['content'] + eos_token }}",
+                       "{% elif message['role'] == 'system' %}", "{{ '<|system|>\n' + message['content'] + eos_token }}",
+                       "{% else %}", "{{ '<|assistant|>\n' + message['content'] + eos_token }}", "{% endif %}",
+                       "{% if loop.last and add_generation_prompt %}", "{{ '<|assistant|>' }}", "{% endif %}", "{% endfor %}"]),
+    "deepseek": "{%- set ns = namespace(system='') %}{%- for message in messages %}{%- if message['role'] == 'system' %}"
+                "{%- set ns.system = ns.system + message['content'] %}{%- endif %}{%- endfor %}{{- bos_token + ns.system }}"
+                "{%- for message in messages %}{%- if message['role'] == 'user' %}{{- '<｜User｜>' + message['content'] }}"
+                "{%- elif message['role'] == 'assistant' %}{{- '<｜Assistant｜>' + message['content'].split('</think>')[-1] + eos_token }}{%- endif %}{%- endfor %}"
+                "{%- if add_generation_prompt %}{{- '<｜Assistant｜><think>\\n' }}{%- endif %}",
+    # Qwen3's shape: thoughts of answers before the last question are left out.
+    "qwen3": "{%- set ns = namespace(last=0) %}{%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
+             "{%- for message in messages %}{%- if message.role != 'assistant' %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+             "{%- else %}{%- set content = message.content %}{%- set thought = '' %}{%- if '</think>' in content %}"
+             "{%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"
+             "{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
+             "{%- if loop.index0 > ns.last and (loop.last or thought) %}"
+             "{{- '<|im_start|>assistant\\n<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') + '<|im_end|>\\n' }}"
+             "{%- else %}{{- '<|im_start|>assistant\\n' + content + '<|im_end|>\\n' }}{%- endif %}{%- endif %}{%- endfor %}"
+             "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+             "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}",
+}
+# Which tokenizer writes a family, and the tokens that it gets for it (with rstrip: Phi-3's).
+FAMILIES = {
+    "llama2": ("llama2", []), "mistral_v1": ("llama2", []), "zephyr": ("llama2", []),
+    "mistral_v3": ("llama2", ["[INST]", "[/INST]"]), "mistral_first": ("llama2", []),
+    "gemma2": ("llama2", ["<start_of_turn>", "<end_of_turn>"]), "gemma3": ("metaspace", ["<start_of_turn>", "<end_of_turn>"]),
+    "phi3": ("llama2", ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]), "phi4": ("qwen2", ["<|im_sep|>"]),
+    "deepseek": ("llama3", ["<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"]), "qwen3": ("qwen2", ["<think>", "</think>"]),
+}
+NO_SYSTEM = ("mistral_v1", "gemma2")
+THOUGHTS = [[{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<think>\nadd\n</think>\n\n2"},
+             {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "<think>\nagain\n\n</think>\n\n4"}],
+            [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<think>\nadd\n</think>\n\n2"},
+             {"role": "user", "content": "2+2?"}]]
 USER = {"role": "user", "content": "What is 17 plus 25?"}
 CHATS = [
     [USER],
@@ -46,13 +124,32 @@ CHATS = [
     [{"role": "system", "content": ""}, {"role": "user", "content": ""}],
     [{"role": "user", "content": "日本語 e\u0301 \u00a0\u2003x\u001c"}, {"role": "assistant", "content": " "}],
 ]
-BOS = {"qwen2": "<|endoftext|>", "smollm2_style": "<|endoftext|>", "llama3": "<|begin_of_text|>"}
+BOS = {"qwen2": "<|endoftext|>", "smollm2_style": "<|endoftext|>", "llama3": "<|begin_of_text|>", "llama2": "<s>", "metaspace": "<s>"}
+EOS = {"llama2": "</s>", "metaspace": "</s>"}  # elsewhere the same as BOS
+
+
+def cases_of_family(env, name):
+    tokenizer, extra = FAMILIES[name]
+    tok = Tokenizer.from_file(f"../../tests/golden/tokenizers/{tokenizer}.tokenizer.json")
+    tok.add_special_tokens([AddedToken(t, rstrip=name == "phi3", normalized=False) for t in extra])
+    for messages in CHATS + (THOUGHTS if name in ("qwen3", "deepseek") else []):
+        if name in NO_SYSTEM and messages[0]["role"] == "system":
+            continue
+        for generate, thinks in ((True, True), (False, True)) + (((True, False),) if name == "qwen3" else ()):
+            out = env.from_string(TEMPLATES[name]).render(messages=messages, add_generation_prompt=generate, bos_token=BOS[tokenizer],
+                                                          eos_token=EOS.get(tokenizer, BOS[tokenizer]), enable_thinking=thinks)
+            yield {"template": name, "tokenizer": tokenizer, "extra": extra, "rstrip": name == "phi3",
+                   "format": "" if thinks else "qwen3-nothink", "messages": messages, "generate": generate, "text": out,
+                   "ids": tok.encode(out, add_special_tokens=False).ids}
 
 
 def main():
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as transformers has it
     cases = []
     for name, text in TEMPLATES.items():
+        if name in FAMILIES:
+            cases += cases_of_family(env, name)
+            continue
         for tokenizer in ("llama3",) if name.startswith("llama3") else ("qwen2", "smollm2_style"):
             tok = Tokenizer.from_file(f"../../tests/golden/tokenizers/{tokenizer}.tokenizer.json")
             for messages in CHATS:
@@ -61,7 +158,7 @@ def main():
                                                        bos_token=BOS[tokenizer])
                     cases.append({"template": name, "tokenizer": tokenizer, "messages": messages, "generate": generate,
                                   "text": out, "ids": tok.encode(out, add_special_tokens=False).ids})
-    print(json.dumps({"templates": TEMPLATES, "bos": BOS}, indent=1)[:-2] + ',\n"cases":[')
+    print(json.dumps({"templates": TEMPLATES, "bos": BOS, "eos": EOS}, indent=1)[:-2] + ',\n"cases":[')
     print(",\n".join(json.dumps(c, separators=(",", ":")) for c in cases))
     print("]}")
 
