@@ -30,7 +30,8 @@ struct EvalFlags {
   std::vector<std::string> overrides;
   int64_t max_prompts = 0, max_tokens = 0, max_sequence_length = 0;
   int threads = 0;
-  bool json = false;
+  std::vector<std::string> stop;
+  bool json = false, raw = false;
 };
 
 struct Question {
@@ -72,6 +73,7 @@ absl::StatusOr<RunConfig> SettingsOf(const EvalFlags& flags) {
   if (!flags.model.empty()) run.model.path = flags.model;
   if (!flags.data.empty()) run.data.eval = flags.data;
   if (!flags.chat_format.empty()) run.model.chat_format = flags.chat_format;
+  if (flags.raw) run.model.chat_format = "none";
   if (!flags.system.empty()) run.data.system_prompt = flags.system;
   if (flags.max_tokens > 0) run.eval.max_tokens = flags.max_tokens;
   if (flags.max_sequence_length > 0) run.model.max_sequence_length = flags.max_sequence_length;
@@ -180,6 +182,7 @@ absl::Status Eval(const EvalFlags& flags) {
   }
   engine::SamplingParams sampling;
   sampling.temperature = 0;
+  sampling.stop_strings = flags.stop;
   sampling.max_tokens =
       static_cast<int32_t>(run.eval.max_tokens > 0 ? run.eval.max_tokens : run.rollout.max_tokens);
   services::Metrics metrics;
@@ -188,6 +191,7 @@ absl::Status Eval(const EvalFlags& flags) {
   RETURN_IF_ERROR(judge->Probe(kProbeMs));
   const double start = Clock::Real().NowSeconds();
   ASSIGN_OR_RETURN(const auto model, LocalModel::Open(options));
+  if (model->prompts().lacks_template()) std::fprintf(stderr, "stretto: %s\n", kRawRemark);
   ASSIGN_OR_RETURN(const auto ids, Encode(*model, questions, data));
   const auto completions = model->Complete(ids, sampling, /*seed=*/0);
   int64_t num_correct = 0;
@@ -244,6 +248,12 @@ void AddEvalCommand(CLI::App& app, Command* chosen) {
   command->add_option("--chat-format", flags->chat_format,
                       "How messages become a prompt: auto (the model's own way) or a format's name "
                       "(docs/chat-formats.md)");
+  auto* raw = command->add_flag("--raw", flags->raw,
+                                "Prompts as they are, for models that don't chat; the same as "
+                                "--chat-format none");
+  raw->excludes(command->get_option("--chat-format"));
+  command->add_option("--stop", flags->stop,
+                      "Text that ends an answer and is left out (may be repeated)");
   command->add_option("--system", flags->system, "System message");
   command->add_option("--max-prompts", flags->max_prompts, "0: all")
       ->check(IntegerIn(0, INT64_MAX));

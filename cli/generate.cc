@@ -140,7 +140,9 @@ void AddForms(CLI::App& command, GenerateOptions& o) {
                      "File with a JSON Schema that the completion obeys (docs/http-api.md)");
   command.add_flag("--json-object", o.json_object, "The completion is some JSON object");
   command.add_option("--choice", o.choices, "The completion is one of these texts (repeat it)");
-  command.add_flag("--json", o.json, "One JSON object a completion, with ids and log-probs");
+  command.add_flag("--json,--jsonl", o.json,
+                   "One JSON object a completion and line, with ids and log-probs");
+  command.add_option("-o,--output", o.output, "A file to write to instead of standard output");
   command
       .add_option("--logprobs", o.sampling.top_logprobs,
                   absl::StrCat("With --json: the log-probs of the K likeliest tokens at each, up "
@@ -162,7 +164,7 @@ void AddGenerateCommand(CLI::App& app, Command* chosen) {
   AddEngine(*command, *options);
   command->callback([options, max_tokens, chosen] {
     options->max_tokens_given = max_tokens->count() > 0;
-    *chosen = [options] { return Finish(Generate(*options, stdout, stderr)); };
+    *chosen = [options] { return Finish(GenerateTo(*options, stderr)); };
   });
 }
 }  // namespace stretto::cli

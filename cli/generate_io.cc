@@ -2,9 +2,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "services/common/json_unique.h"
 
 namespace stretto::cli {
 namespace {
@@ -20,7 +22,7 @@ bool IsUtf8(const std::string& text) {
 }
 }  // namespace
 
-absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path, std::FILE* input) {
+absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path, std::FILE* input) {
   std::string content;
   if (path == "-") {
     char buffer[1 << 16];
@@ -31,25 +33,30 @@ absl::StatusOr<std::vector<std::string>> ReadPrompts(const std::string& path, st
   } else {
     ASSIGN_OR_RETURN(content, Files::Real().ReadAll(path));
   }
-  std::vector<std::string> lines;
+  const std::string name = path == "-" ? "standard input" : path;
+  std::vector<Prompt> prompts;
+  int64_t number = 0;
   for (size_t begin = 0; begin < content.size();) {
     const size_t end = std::min(content.find('\n', begin), content.size());
     std::string line = content.substr(begin, end - begin);
     if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (!line.empty()) lines.push_back(std::move(line));
+    ++number;
+    if (!line.empty()) prompts.push_back({std::move(line), absl::StrCat(name, ":", number)});
     begin = end + 1;
   }
-  if (lines.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path == "-" ? "standard input" : path, ": holds no prompts"));
-  }
-  return lines;
+  if (prompts.empty()) return absl::InvalidArgumentError(name + ": holds no prompts");
+  return prompts;
 }
 
 absl::StatusOr<std::vector<int32_t>> EncodePrompt(const LocalModel& model, const std::string& line,
                                                   bool raw) {
+  const absl::string_view begin = absl::StripLeadingAsciiWhitespace(line);
+  if (!raw && !begin.empty() && begin[0] == '{') {
+    const auto object = services::ParseUniqueJson(line);
+    if (!object.ok()) return Annotate(object.status(), "a line that begins with '{' is an object");
+    return model.prompts().EncodeLine(line);
+  }
   const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (json.is_object() && !raw) return model.prompts().EncodeLine(line);
   const std::string text = json.is_string() ? json.get<std::string>() : line;
   if (raw) return model.prompts().EncodeRaw(text, /*parse_special=*/true);
   if (!IsUtf8(text)) return absl::InvalidArgumentError("not valid UTF-8");
@@ -57,7 +64,8 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const LocalModel& model, const
 }
 
 std::string ToJson(const CompletionLine& line, const LocalCompletion& completion) {
-  Json json{{"prompt", line.prompt},
+  Json json{{"index", line.index},
+            {"prompt", line.prompt},
             {"prompt_ids", line.prompt_ids},
             {"completion_ids", completion.ids},
             {"logprobs", completion.logprobs},

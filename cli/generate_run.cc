@@ -95,7 +95,7 @@ void RemarkOnContext(const GenerateOptions& options, const LocalModel& model, in
 // Writes what has ended in its order, or the one completion piece by piece.
 class Printer {
  public:
-  Printer(const GenerateOptions& options, const std::vector<std::string>& prompts,
+  Printer(const GenerateOptions& options, const std::vector<Prompt>& prompts,
           const std::vector<std::vector<int32_t>>& ids, std::FILE* out)
       : options_(options), prompts_(prompts), ids_(ids), out_(out) {
     stream_ = prompts.size() == 1 && options.num_samples == 1 && !options.json;
@@ -129,13 +129,26 @@ class Printer {
     const auto num_samples = static_cast<size_t>(options_.num_samples);
     const size_t prompt = index / num_samples;
     if (!completion.status.ok()) return Fail(prompt, completion.status);
-    if (!options_.json) return Put(absl::StrCat(completion.text, "\n"));
-    const CompletionLine line{prompts_[prompt], ids_[prompt],
+    if (!options_.json) {
+      return Put(absl::StrCat(index > 0 ? "\n" : "", Heading(index), completion.text, "\n"));
+    }
+    const CompletionLine line{prompt, prompts_[prompt].text, ids_[prompt],
                               static_cast<int32_t>(index % num_samples), options_.num_samples};
     Put(absl::StrCat(ToJson(line, completion), "\n"));
   }
+  // Which of several completions it is: their texts may have any lines.
+  std::string Heading(size_t index) const {
+    const auto num_samples = static_cast<size_t>(options_.num_samples);
+    if (done_.size() == 1) return "";
+    std::string heading = "===";
+    if (prompts_.size() > 1) absl::StrAppend(&heading, " ", prompts_[index / num_samples].place);
+    if (num_samples > 1) {
+      absl::StrAppend(&heading, " completion ", index % num_samples + 1, " of ", num_samples);
+    }
+    return heading + " ===\n";
+  }
   void Fail(size_t prompt, const absl::Status& status) {
-    if (status_.ok()) status_ = Annotate(status, absl::StrCat("prompt ", prompt + 1));
+    if (status_.ok()) status_ = Annotate(status, prompts_[prompt].place);
   }
   // Each piece is to be seen at once, by a terminal or whoever reads a pipe.
   void Put(const std::string& text) {
@@ -147,7 +160,7 @@ class Printer {
   }
 
   const GenerateOptions& options_;
-  const std::vector<std::string>& prompts_;
+  const std::vector<Prompt>& prompts_;
   const std::vector<std::vector<int32_t>>& ids_;
   std::FILE* out_;
   bool stream_ = false;
@@ -174,7 +187,7 @@ absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE*
   if (options.sampling.top_logprobs > 0 && !options.json) {
     return absl::InvalidArgumentError("--logprobs is written as JSON: give --json as well");
   }
-  std::vector<std::string> prompts{options.prompt};
+  std::vector<Prompt> prompts{{options.prompt, "--prompt"}};
   if (!options.prompts_file.empty()) {
     ASSIGN_OR_RETURN(prompts, ReadPrompts(options.prompts_file));
   }
@@ -185,11 +198,12 @@ absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE*
   std::vector<std::vector<int32_t>> ids;
   size_t longest = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    auto encoded = EncodePrompt(*model, prompts[i], options.raw);
-    if (!encoded.ok()) return Annotate(encoded.status(), absl::StrCat("prompt ", i + 1));
+    auto encoded = EncodePrompt(*model, prompts[i].text, options.raw);
+    if (!encoded.ok()) return Annotate(encoded.status(), prompts[i].place);
     longest = std::max(longest, encoded->size());
     ids.push_back(*std::move(encoded));
   }
+  if (model->prompts().lacks_template()) std::fprintf(remarks, "stretto: %s\n", kRawRemark);
   RemarkOnContext(options, *model, static_cast<int64_t>(longest), remarks);
   Printer printer(options, prompts, ids, out);
   complete.on_text = [&](size_t, const std::string& text) { printer.Text(text); };
@@ -206,5 +220,20 @@ absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE*
                  ids.size() * static_cast<size_t>(options.num_samples));
   }
   return printer.status();
+}
+
+absl::Status GenerateTo(const GenerateOptions& options, std::FILE* remarks) {
+  if (options.output.empty()) return Generate(options, stdout, remarks);
+  std::FILE* file = std::fopen(options.output.c_str(), "we");
+  if (file == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("--output ", options.output, ": cannot be written: ", strerror(errno)));
+  }
+  absl::Status status = Generate(options, file, remarks);
+  if (std::fclose(file) != 0 && status.ok()) {
+    status = absl::UnavailableError(
+        absl::StrCat("--output ", options.output, ": cannot be written: ", strerror(errno)));
+  }
+  return status;
 }
 }  // namespace stretto::cli

@@ -17,8 +17,9 @@ struct GenerateOptions {
   std::string run_dir;
   std::string dtype, chat_format, system;  // empty: the run's, or the default
   std::string prompt, prompts_file;        // one of them
-  bool raw = false;   // the prompt's text as it is, special tokens in it parsed
-  bool json = false;  // one JSON object a completion
+  bool raw = false;    // the prompt's text as it is, special tokens in it parsed
+  bool json = false;   // one JSON object a completion
+  std::string output;  // a file instead of standard output; of the command
   engine::SamplingParams sampling;
   bool max_tokens_given = false;        // then it is told when the context leaves less
   std::vector<std::string> logit_bias;  // "ID=BIAS"
@@ -36,6 +37,9 @@ struct GenerateOptions {
 // Writes completions to `out`: one alone piece by piece as it is drawn, of several each when it and
 // those before it have ended; remarks to `remarks`. InvalidArgument names the flag. Blocks.
 absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE* remarks);
+
+// The same to options.output, or to standard output where it is empty.
+absl::Status GenerateTo(const GenerateOptions& options, std::FILE* remarks);
 
 // "ID=BIAS" or "ID:BIAS".
 absl::StatusOr<std::pair<int32_t, float>> ParseLogitBias(const std::string& text);

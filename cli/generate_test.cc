@@ -1,6 +1,7 @@
 // What `stretto generate` writes, and when; with the model of examples/.
 #include "cli/generate_run.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <sstream>
@@ -52,6 +53,14 @@ std::string TextOf(const GenerateOptions& options) {
 std::vector<std::string> LinesOf(const std::string& text) {
   return absl::StrSplit(text, '\n', absl::SkipEmpty());
 }
+// Those of the completions, without headings.
+std::vector<std::string> TextLinesOf(const std::string& text) {
+  std::vector<std::string> lines = LinesOf(text);
+  lines.erase(std::remove_if(lines.begin(), lines.end(),
+                             [](const std::string& line) { return line.find("=== ") == 0; }),
+              lines.end());
+  return lines;
+}
 }  // namespace
 
 TEST_CASE("guessing ahead writes the same, and a text that was cut off is told of") {
@@ -79,9 +88,65 @@ TEST_CASE("prompts come from standard input as well") {
   std::rewind(input);
   const auto prompts = ReadPrompts("-", input);
   REQUIRE_OK(prompts);
-  CHECK(*prompts == std::vector<std::string>{"one", "\"two\""});
+  REQUIRE(prompts->size() == 2);
+  CHECK(((*prompts)[0].text == "one" && (*prompts)[0].place == "standard input:1"));
+  CHECK(((*prompts)[1].text == "\"two\"" && (*prompts)[1].place == "standard input:3"));
   CHECK(absl::StrContains(ReadPrompts("-", input).status().message(), "standard input: holds no"));
   std::fclose(input);
+}
+
+TEST_CASE("several completions stand apart, and a file's line is named in errors") {
+  GenerateOptions options = Options();
+  options.num_samples = 2;
+  options.choices = {"a", "b\n\nc"};
+  const std::string two = TextOf(options);
+  CHECK(two.find("=== completion 1 of 2 ===\n") == 0);
+  CHECK(absl::StrContains(two, "\n\n=== completion 2 of 2 ===\n"));
+  const testing::TempDir dir;
+  options.prompts_file = dir.path() + "/prompts.jsonl";
+  std::ofstream(options.prompts_file) << "one\n\n{\"prompt\": \"two\"}\n";
+  options.raw = false;
+  options.model.host.prompts.chat_format = "none";
+  const std::string four = absl::StrCat("\n", TextOf(options));
+  for (const char* heading : {":1 completion 1 of 2 ===\n", ":1 completion 2 of 2 ===\n",
+                              ":3 completion 1 of 2 ===\n", ":3 completion 2 of 2 ===\n"}) {
+    CHECK(absl::StrContains(four, absl::StrCat("\n=== ", options.prompts_file, heading)));
+  }
+  options.num_samples = 1;
+  options.json = true;
+  options.output = dir.path() + "/out.jsonl";
+  std::FILE* remarks = std::tmpfile();
+  REQUIRE_OK(GenerateTo(options, remarks));
+  std::stringstream written;
+  written << std::ifstream(options.output).rdbuf();
+  const auto lines = LinesOf(written.str());
+  REQUIRE(lines.size() == 2);
+  CHECK(absl::StrContains(lines[1], "\"index\":1"));
+  options.output = dir.path();
+  CHECK(absl::StrContains(GenerateTo(options, remarks).message(), "--output"));
+  std::fclose(remarks);
+  for (const char* bad : {"{\"prompt\": \"x\"", "{\"prompt\": 3}",
+                          "{\"prompt\": \"a\", \"prompt\": \"b\"}", "{\"messages\": []}", "\xff"}) {
+    std::ofstream(options.prompts_file, std::ios::trunc) << "one\n\n" << bad << "\n";
+    const absl::Status status = Run(options).status;
+    INFO(bad << ": " << status.message());
+    CHECK(absl::IsInvalidArgument(status));
+    CHECK(absl::StartsWith(status.message(), options.prompts_file + ":3: "));
+  }
+}
+
+TEST_CASE("a model without a chat template completes prompts as they are, and says so") {
+  GenerateOptions options = Options();
+  const std::string raw = TextOf(options);
+  options.raw = false;
+  const Written plain = Run(options);
+  REQUIRE_OK(plain.status);
+  CHECK(plain.text == raw);
+  CHECK(absl::StrContains(plain.remarks, "no chat template"));
+  options.chat_format = "none";
+  CHECK(Run(options).remarks.empty());
+  options.chat_format = "chatml";
+  CHECK(absl::StrContains(Run(options).status.message(), "<|im_start|>"));
 }
 
 TEST_CASE("samples of a prompt are those that a seed gives, alone or together") {
@@ -111,12 +176,12 @@ TEST_CASE("what a completion must match") {
   options.sampling.max_tokens = 100;
   options.num_samples = 4;
   options.choices = {"may(be)", "no|", "\\"};
-  for (const std::string& line : LinesOf(TextOf(options))) {
+  for (const std::string& line : TextLinesOf(TextOf(options))) {
     CHECK((line == "may(be)" || line == "no|" || line == "\\"));
   }
   options.choices.clear();
   options.regex = "[ab]{3}x";
-  for (const std::string& line : LinesOf(TextOf(options))) {
+  for (const std::string& line : TextLinesOf(TextOf(options))) {
     CHECK((line.size() == 4 && line[3] == 'x'));
   }
   options.choices = {"a"};
@@ -128,7 +193,7 @@ TEST_CASE("what a completion must match") {
   const testing::TempDir dir;
   options.json_schema_file = dir.path() + "/schema.json";
   std::ofstream(options.json_schema_file) << R"({"type": "integer", "minimum": 7, "maximum": 9})";
-  for (const std::string& line : LinesOf(TextOf(options))) {
+  for (const std::string& line : TextLinesOf(TextOf(options))) {
     CHECK((line == "7" || line == "8" || line == "9"));
   }
   std::ofstream(options.json_schema_file, std::ios::trunc) << R"({"type": "what"})";

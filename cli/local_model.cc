@@ -68,7 +68,9 @@ absl::StatusOr<std::unique_ptr<LocalModel>> LocalModel::Open(const LocalModelOpt
     ASSIGN_OR_RETURN(host.loaded, LoadWeights(host, options.checkpoint));
     return absl::OkStatus();
   };
-  ASSIGN_OR_RETURN(model->host_, services::OpenModelHost(options.host, load));
+  services::ModelHostOptions host = options.host;
+  host.prompts.raw_without_template = true;
+  ASSIGN_OR_RETURN(model->host_, services::OpenModelHost(host, load));
   RETURN_IF_ERROR(model->OpenEngine(options));
   return model;
 }

@@ -1,6 +1,6 @@
 // A model in this process, for the commands that need no cluster (generate, eval): files, prompts,
 // device, weights and an inference engine, opened from a Hugging Face folder, a GGUF file, or a
-// run's newest checkpoint. Single-threaded.
+// run's newest checkpoint. Prompts of a model without a chat template are raw. Single-threaded.
 #pragma once
 
 #include <functional>
@@ -16,6 +16,11 @@
 #include "services/generator/draft_model.h"
 
 namespace stretto::cli {
+// Said where prompts are raw for want of a template.
+inline constexpr char kRawRemark[] =
+    "the model has no chat template: prompts are completed as they are (--chat-format names one, "
+    "--raw says that it is meant)";
+
 struct LocalModelOptions {
   services::ModelHostOptions host;  // path, dtype, prompts, context, threads
   std::string checkpoint;  // a checkpoint folder whose weights replace the model's; empty: none

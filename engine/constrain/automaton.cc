@@ -62,12 +62,16 @@ void Automaton::FindEnds() {
 }
 
 Automaton::State Automaton::Follow(State state, int32_t next) const {
-  const auto holds = [state](const Guard& guard) {
-    const int64_t value = state >> guard.shift & guard.mask;
-    return value >= guard.low && value <= guard.high;
+  const auto holds = [this, state](const Branch& branch) {
+    for (uint32_t i = branch.guards_begin; i < branch.guards_end; ++i) {
+      const Guard& guard = guards_[i];
+      const int64_t value = state >> guard.shift & guard.mask;
+      if (value < guard.low || value > guard.high) return false;
+    }
+    return true;
   };
-  auto branch = branches_.begin() + (-2 - next);
-  while (!std::all_of(branch->guards.begin(), branch->guards.end(), holds)) ++branch;
+  const Branch* branch = &branches_[static_cast<size_t>(-2 - next)];
+  while (!holds(*branch)) ++branch;
   return ((state & branch->keep) + branch->add) | branch->to;
 }
 

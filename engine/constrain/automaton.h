@@ -72,14 +72,13 @@ class Automaton {
 
   // Which way it goes depends on counters: the first one whose guards hold.
   struct Guard {
-    int shift = 0;
     int64_t mask = 0;
-    int32_t low = 0, high = 0;
+    int32_t shift = 0, low = 0, high = 0;
   };
   struct Branch {
     int32_t to = 0;
     State keep = 0, add = 0;  // of the counters' bits: which ones stay, and what is added to them
-    std::vector<Guard> guards;
+    uint32_t guards_begin = 0, guards_end = 0;  // in guards_
   };
   // A counter's values at which something changes, in order.
   struct Cuts {
@@ -104,6 +103,7 @@ class Automaton {
   std::vector<int32_t> next_SC_;  // states × classes; below kDead: -2 - the first of the branches
   std::vector<bool> accepts_, is_end_;
   std::vector<Branch> branches_;
+  std::vector<Guard> guards_;
   std::vector<std::vector<Cuts>> cuts_S_;  // of states with counters
 };
 }  // namespace stretto::engine

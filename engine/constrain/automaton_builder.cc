@@ -314,6 +314,7 @@ absl::Status AutomatonBuilder::AddBranch(size_t s, const std::vector<int32_t>& t
   num_steps_ += static_cast<int64_t>(set.size());
   ASSIGN_OR_RETURN(const Values values, CommonValues(set));
   Automaton::Branch branch;
+  branch.guards_begin = static_cast<uint32_t>(automaton_.guards_.size());
   for (int slot = 0; slot < kMaxSlots; ++slot) {
     const auto i = static_cast<size_t>(slot);
     if (values[i] == Value::kSame || values[i] == Value::kPlus) branch.keep |= SlotMask(slot);
@@ -321,9 +322,10 @@ absl::Status AutomatonBuilder::AddBranch(size_t s, const std::vector<int32_t>& t
     if (region.low[i] > 0 || region.high[i] < kNoLimit) {
       STRETTO_CHECK(slot < NumSlots(*sets_[s]));
       const Automaton::State mask = (Automaton::State{1} << nfa_->slot_bits(slot)) - 1;
-      branch.guards.push_back({shift_[i], mask, region.low[i], region.high[i]});
+      automaton_.guards_.push_back({mask, shift_[i], region.low[i], region.high[i]});
     }
   }
+  branch.guards_end = static_cast<uint32_t>(automaton_.guards_.size());
   branch.to = IdOf(std::move(set));
   automaton_.branches_.push_back(std::move(branch));
   return absl::OkStatus();

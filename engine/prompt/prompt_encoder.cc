@@ -73,7 +73,10 @@ absl::StatusOr<std::unique_ptr<PromptEncoder>> PromptEncoder::Open(const ModelFi
                                                                    const PromptOptions& options) {
   auto encoder = std::make_unique<PromptEncoder>();
   ASSIGN_OR_RETURN(encoder->tokenizer_, OpenTokenizer(files));
-  auto chat = MakeChatTemplate(encoder->tokenizer_->chat_template(), options.chat_format);
+  const std::string& jinja = encoder->tokenizer_->chat_template();
+  const bool is_auto = options.chat_format.empty() || options.chat_format == "auto";
+  encoder->lacks_template_ = options.raw_without_template && is_auto && jinja.empty();
+  auto chat = MakeChatTemplate(jinja, encoder->lacks_template_ ? "none" : options.chat_format);
   if (chat.ok()) {
     encoder->chat_ = *std::move(chat);
   } else if (options.chat_optional && absl::IsFailedPrecondition(chat.status())) {

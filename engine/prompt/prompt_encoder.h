@@ -23,6 +23,8 @@ struct PromptOptions {
   std::string system_prompt;  // for conversations without a system message; empty: the template's
   // A template that is missing or unknown is an error of what needs one, not of Open.
   bool chat_optional = false;
+  // With "auto" and a model that has no template at all: as with "none".
+  bool raw_without_template = false;
 };
 
 class PromptEncoder {
@@ -43,6 +45,8 @@ class PromptEncoder {
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const ChatTemplate& chat() const { return chat_; }
+  // Whether prompts are raw for want of a template (raw_without_template).
+  bool lacks_template() const { return lacks_template_; }
   // Tokens that end a completion: the model's EOS ids and the chat format's, without doubles.
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
 
@@ -50,6 +54,7 @@ class PromptEncoder {
   std::unique_ptr<Tokenizer> tokenizer_;
   ChatTemplate chat_;
   absl::Status no_chat_;  // why there is none
+  bool lacks_template_ = false;
   std::string system_prompt_;
   std::vector<int32_t> stop_ids_;
 };
