@@ -253,7 +253,7 @@ TEST_CASE("a completion that the context cuts off is told beforehand") {
   REQUIRE_OK(written.status);
   CHECK(absl::StrContains(written.remarks, "(the model allows 256: --max-sequence-length)"));
   options.model.host.max_sequence_length = 300;
-  CHECK(absl::StrContains(Run(options).remarks, "more than the 256"));
+  CHECK(absl::StrContains(Run(options).status.message(), "was made for 256"));
   options.model.host.max_sequence_length = 0;
   options.sampling.max_tokens = 242;
   CHECK(Run(options).remarks.empty());
