@@ -74,16 +74,26 @@ void ReportMemory(Report& report, TrainerLab& lab) {
              0.10, /*smaller_is_better=*/true);
 }
 
-void RunSupervised(Report& report, const TrainerLabOptions& o, int64_t steps) {
+// What a row of the report is of.
+std::string NameOf(const TrainerLabOptions& o, const std::string& batch, const std::string& what) {
+  const bool rounds = o.gradient_dtype == "bf16";
+  return batch + (rounds ? ", gradients of activations in bf16: " : ": ") + what;
+}
+
+// The process's peak of memory tells something of its first trainer alone.
+void RunSupervised(Report& report, const TrainerLabOptions& o, int64_t steps,
+                   bool measures_memory) {
   TrainerLab lab(o, kSupervisedBatch.sequence());
   double seconds = 0;
   lab.Step(lab.RandomBatch(kSupervisedBatch), &seconds);  // touches all memory
-  ReportMemory(report, lab);
+  if (measures_memory) ReportMemory(report, lab);
   const Measured m = Measure(lab, kSupervisedBatch, steps);
-  report.Add("8 x 256 tokens: forward, backward and AdamW", m.tokens_per_second, "tokens/s");
-  report.Add("8 x 256 tokens: products' share of the multiply-add peak", m.share, "of peak", 0.65);
-  report.Add("8 x 256 tokens: products' share of the best product", m.product_share, "of best");
-  report.Add("8 x 256 tokens: optimizer", m.last.optimizer_seconds, "s");
+  const std::string batch = "8 x 256 tokens";
+  report.Add(NameOf(o, batch, "forward, backward and AdamW"), m.tokens_per_second, "tokens/s");
+  report.Add(NameOf(o, batch, "products' share of the multiply-add peak"), m.share, "of peak",
+             0.65);
+  report.Add(NameOf(o, batch, "products' share of the best product"), m.product_share, "of best");
+  report.Add(NameOf(o, batch, "optimizer"), m.last.optimizer_seconds, "s");
 }
 
 void RunGroups(Report& report, TrainerLabOptions o, int64_t steps) {
@@ -92,14 +102,22 @@ void RunGroups(Report& report, TrainerLabOptions o, int64_t steps) {
   double seconds = 0;
   lab.Step(lab.RandomBatch(kGroupBatch), &seconds);
   const Measured m = Measure(lab, kGroupBatch, steps);
-  report.Add("8 x 8 x (128 + 32) tokens: whole sequences", m.tokens_per_second, "tokens/s");
-  report.Add("8 x 8 x (128 + 32) tokens: products' share of the peak", m.share, "of peak");
+  const std::string batch = "8 x 8 x (128 + 32) tokens";
+  report.Add(NameOf(o, batch, "whole sequences"), m.tokens_per_second, "tokens/s");
+  report.Add(NameOf(o, batch, "products' share of the peak"), m.share, "of peak");
 }
 
-void Run(const TrainerLabOptions& o, int64_t steps, const std::string& only) {
+// Without a word on it, with gradients of both kinds.
+void Run(TrainerLabOptions o, int64_t steps, const std::string& only) {
   Report report("trainer");
-  if (only != "groups") RunSupervised(report, o, steps);
-  if (only != "supervised") RunGroups(report, o, steps);
+  std::vector<std::string> kinds = {o.gradient_dtype};
+  if (kinds[0].empty()) kinds = {"f32", "bf16"};
+  for (const std::string& kind : kinds) {
+    if (kind == "bf16" && o.dtype != "bf16") continue;
+    o.gradient_dtype = kind;
+    if (only != "groups") RunSupervised(report, o, steps, kind == kinds[0]);
+    if (only != "supervised") RunGroups(report, o, steps);
+  }
   if (!report.Write()) std::exit(1);
 }
 
@@ -134,6 +152,9 @@ int main(int argc, char** argv) {
   app.add_option("--layers", o.layers);
   app.add_option("--backend", o.backend);
   app.add_option("--dtype", o.dtype)->check(CLI::IsMember({"bf16", "f32"}));
+  app.add_option("--gradient-dtype", o.gradient_dtype,
+                 "that products of the backward pass read; both, one after the other")
+      ->check(CLI::IsMember({"bf16", "f32"}));
   app.add_option("--logits-mb", o.logits_mb, "of logits at once");
   app.add_option("--checkpointing", o.checkpointing)
       ->check(CLI::IsMember({"none", "selective", "full"}));

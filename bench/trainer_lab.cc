@@ -22,6 +22,7 @@ TrainerLab::TrainerLab(const TrainerLabOptions& o, int64_t max_sequence_length) 
   device_ = Must(engine::CreateDevice(device_options));
   engine::TrainerOptions options;
   options.dtype = DTypeOf(o.dtype);
+  options.gradient_dtype = o.gradient_dtype == "bf16" ? DType::kBF16 : DType::kF32;
   options.max_sequence_length = max_sequence_length;
   options.micro_batch_tokens = o.micro_batch;
   options.logits_bytes = static_cast<size_t>(o.logits_mb) << 20;

@@ -13,8 +13,9 @@ struct TrainerLabOptions {
   std::string backend = "cpu", dtype = "bf16";
   int64_t layers = 30;
   int64_t micro_batch = 2048;  // tokens
+  std::string gradient_dtype;  // that products of the backward pass read; empty: f32
   std::string checkpointing = "none";
-  int64_t logits_mb = 256;  // MiB of logits at once
+  int64_t logits_mb = 220;  // MiB of rows of the LM head at once
 };
 
 // Groups of completions that share a prompt.

@@ -188,6 +188,10 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(train, optimizer_state, OneOf({"f32", "8bit"}),
           "Adam's moments: 8 bytes a parameter, or 2 (docs/parallel-training.md). Part of what the "
           "run's bits depend on."),
+      KEY(train, gradient_dtype, OneOf({"f32", "bf16"}),
+          "What products of the backward pass read the gradients of activations in. `bf16` is "
+          "faster where the processor multiplies bf16 (docs/processors.md); sums, gradients of "
+          "weights and all else stay f32. Part of what the run's bits depend on."),
       KEY(train, checkpoint_every, AtLeastOr(0, {{"auto", TrainSection::kAutoInterval}}),
           "Steps between checkpoints. 0: only at the end. `auto`: as often as loses the least "
           "time, "

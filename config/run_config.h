@@ -122,6 +122,7 @@ struct TrainSection {
   int64_t reduction_leaves = 1;         // of the tree that adds gradients up; ranks share them
   std::string checkpointing = "none";   // activations: none | selective | full
   std::string optimizer_state = "f32";  // Adam's moments: f32 | 8bit
+  std::string gradient_dtype = "f32";   // f32 | bf16: what backward products read
   static constexpr int64_t kAutoInterval = -1;
   int64_t checkpoint_every = 10;            // steps between checkpoints; 0: only at the end
   double checkpoint_mtbf_hours = 24;        // for kAutoInterval: how often something fails

@@ -183,6 +183,10 @@ absl::Status CheckAlgorithm(const RunConfig& c, const Origins& origins) {
 
 absl::Status CheckTrainers(const RunConfig& c, const Origins& origins) {
   const ClusterSection& cluster = c.cluster;
+  if (c.train.gradient_dtype == "bf16" && c.model.dtype != "bf16") {
+    return origins.Error("train.gradient_dtype",
+                         absl::StrCat("f32 while model.dtype is ", c.model.dtype), "'bf16'");
+  }
   if (cluster.trainers > c.train.reduction_leaves) {
     return origins.Error("cluster.trainers",
                          absl::StrCat("at most train.reduction_leaves (", c.train.reduction_leaves,

@@ -73,14 +73,19 @@ def main():
     install(["torch", "transformers"])
     report = Report("trainer_rivals")
     print(f"training steps beside PyTorch's, {args.threads} threads, {args.layers} layers", flush=True)
-    product = Worker("stretto", [os.path.join(PRODUCT, "bench_trainer"), "--worker", f"--threads={args.threads}",
-                                 f"--layers={args.layers}"])
+    binary = [os.path.join(PRODUCT, "bench_trainer"), "--worker", f"--threads={args.threads}",
+              f"--layers={args.layers}"]
+    # PyTorch's gradients are bf16, too.
+    product = Worker("stretto", [*binary, "--gradient-dtype=bf16"])
+    exact = Worker("stretto, gradients of activations in f32", binary)
     command = [PYTHON, os.path.join(HERE, "torch_trainer_worker.py"), str(args.threads), str(args.layers)]
     installed = Worker("PyTorch as installed", command)
     tuned = Worker("PyTorch, allocator tuned", command, KEEP_BLOCKS)
-    compare(report, product, [(installed, 2.0), (tuned, 1.3)], "supervised", "8 x 256 tokens", args.rounds)
-    compare(report, product, [(installed, 4.0), (tuned, None)], "groups", "8 x 8 x (128 + 32) tokens", args.rounds)
-    for worker in (product, installed, tuned):
+    rivals = [(exact, None), (installed, 2.0), (tuned, 1.3)]
+    compare(report, product, rivals, "supervised", "8 x 256 tokens", args.rounds)
+    rivals = [(exact, None), (installed, 4.0), (tuned, None)]
+    compare(report, product, rivals, "groups", "8 x 8 x (128 + 32) tokens", args.rounds)
+    for worker in (product, exact, installed, tuned):
         worker.close()
     report.write()
 

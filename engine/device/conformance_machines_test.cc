@@ -28,6 +28,14 @@ void Products(Lab& lab, DType dtype, PhiloxStream& rng, Results& results) {
   lab->BiasBackward(lab.stream(), d_b, d_y);
   results.push_back({"linear d_x", lab.Get(d_x)});
   results.push_back({"linear d_w", lab.Get(d_w)});
+  Tensor narrow_d_y = lab.New(m, n, DType::kBF16, 3);
+  lab->Copy(lab.stream(), narrow_d_y, d_y);
+  for (int64_t rows : {int64_t{1}, int64_t{30}, m}) {  // also an odd number, and one tile
+    lab->LinearBackwardInput(lab.stream(), d_x.Rows(0, rows), narrow_d_y.Rows(0, rows), w, true);
+    lab->LinearBackwardWeight(lab.stream(), d_w, narrow_d_y.Rows(0, rows), x.Rows(0, rows));
+  }
+  results.push_back({"linear d_x of bf16", lab.Get(d_x)});
+  results.push_back({"linear d_w of bf16", lab.Get(d_w)});
   results.push_back({"bias", lab.Get(d_b)});
 }
 
@@ -200,6 +208,14 @@ float RandomBf16(PhiloxStream& rng, uint32_t least_exponent, uint32_t most_expon
   return Bf16ToF32(static_cast<uint16_t>(sign << 15 | exponent << 7 | fraction));
 }
 
+Host Down(const Host& h) {
+  Host t(h.cols, h.rows);
+  for (int64_t r = 0; r < h.rows; ++r) {
+    for (int64_t c = 0; c < h.cols; ++c) t(c, r) = h(r, c);
+  }
+  return t;
+}
+
 // Instructions that read small numbers as zero must not be used where that would show.
 TEST_CASE("products of numbers of every size have the same bits on every instruction set") {
   PhiloxStream rng(testing::Seed());
@@ -228,6 +244,13 @@ TEST_CASE("products of numbers of every size have the same bits on every instruc
         Lab lab({"cpu", true, 2, set});
         auto packed = lab->Pack(lab.stream(), {lab.Put(w, DType::kBF16)});
         REQUIRE_OK(packed);
+        // The same product by the ways of the backward pass, from factors that lie the other way.
+        Tensor d_x = lab.New(rows, n, DType::kF32), d_w = lab.Put(Host(rows, n), DType::kF32);
+        const Tensor w_down = lab.Put(Down(w), DType::kBF16);
+        lab->LinearBackwardInput(lab.stream(), d_x, lab.Put(x, DType::kBF16), w_down, false);
+        lab->LinearBackwardWeight(lab.stream(), d_w, lab.Put(Down(x), DType::kBF16), w_down);
+        RequireSameBits(lab.Get(d_w), lab.Get(d_x), "d_w and d_x");
+        if (expected) RequireSameBits(lab.Get(d_x), *expected, "backward");
         for (const DType of_rows : {DType::kBF16, DType::kF32}) {
           Tensor y = lab.New(rows, n, DType::kF32);
           lab->Linear(lab.stream(), y, lab.Put(x, of_rows), **packed, Tensor{});

@@ -209,10 +209,10 @@ class Device {
   // the finished chain of int8 and fp8 is multiplied by its column's scale before the bias.
   virtual void Linear(Stream& stream, const Tensor& out_TN, const Tensor& x_TK,
                       const PackedWeight& weight, const Tensor& bias_N) = 0;
-  // d_x_TK = d_y_TN · W_NK; W unpacked, as given to Pack in one piece. `accumulate`: +=.
+  // d_x_TK = d_y_TN (kF32 or kBF16) · W_NK; W unpacked, as Pack was given it. `accumulate`: +=.
   virtual void LinearBackwardInput(Stream& stream, const Tensor& d_x_TK, const Tensor& d_y_TN,
                                    const Tensor& w_NK, bool accumulate) = 0;
-  // d_w_NK += d_y_TNᵀ · x_TK, the chain over T in order of rows.
+  // d_w_NK += d_y_TNᵀ · x_TK, the chain over T in order of rows. d_y is kF32 or kBF16.
   virtual void LinearBackwardWeight(Stream& stream, const Tensor& d_w_NK, const Tensor& d_y_TN,
                                     const Tensor& x_TK) = 0;
   // d_b_N += sum over rows, in order.

@@ -7,16 +7,6 @@
 #include "engine/model/packed_state.h"
 
 namespace stretto::engine {
-namespace {
-// d_weight += d_yᵀ x, d_bias += sum d_y; the bias may be absent.
-void AddLinearGradients(const LayerContext& c, const ParameterView& weight,
-                        const ParameterView& bias, const Tensor& gradients, const Tensor& d_y_TN,
-                        const Tensor& x_TK) {
-  c.device.LinearBackwardWeight(c.stream, weight.In(gradients), d_y_TN, x_TK);
-  if (bias) c.device.BiasBackward(c.stream, bias.In(gradients), d_y_TN);
-}
-}  // namespace
-
 void PackedPass::Backward(Stream& stream, const ModelWeights& weights,
                           const ParameterLayout& layout, const Tensor& flat_weights,
                           const Tensor& gradients, absl::Span<const float> d_logprobs_N,
@@ -65,13 +55,22 @@ void PackedPass::Backward(Stream& stream, const ModelWeights& weights,
 void PackedPass::BackwardLinear(const LayerContext& c, const GradientContext& g,
                                 const LinearGroup& map, const Tensor& d_x_TK, const Tensor& d_y_TN,
                                 const Tensor& x_TK) const {
+  const Tensor d_y = ForProducts(c, d_y_TN);
   if (options_.lora != nullptr) {
     options_.lora->AddGradients(c.stream, map.layer, map.group, g.unit.gradients, d_y_TN, x_TK);
   } else {
-    AddLinearGradients(c, map.weight, map.bias, g.unit.gradients, d_y_TN, x_TK);
+    c.device.LinearBackwardWeight(c.stream, map.weight.In(g.unit.gradients), d_y, x_TK);
+    if (map.bias) c.device.BiasBackward(c.stream, map.bias.In(g.unit.gradients), d_y_TN);
   }
-  c.device.LinearBackwardInput(c.stream, d_x_TK, d_y_TN, map.weight.In(g.unit.flat_weights),
+  c.device.LinearBackwardInput(c.stream, d_x_TK, d_y, map.weight.In(g.unit.flat_weights),
                                /*accumulate=*/false);
+}
+
+Tensor PackedPass::ForProducts(const LayerContext& c, const Tensor& d_y_TN) const {
+  if (options_.gradient_dtype == DType::kF32) return d_y_TN;
+  const Tensor rounded = state_->d_rounded.Cols(0, d_y_TN.size()).Reshape(d_y_TN.rows);
+  c.device.Copy(c.stream, rounded, d_y_TN);
+  return rounded;
 }
 
 Tensor PackedPass::NormGradient(const GradientContext& g, const ParameterView& norm) const {
@@ -100,10 +99,9 @@ void PackedPass::BackwardHead(const LayerContext& c, GradientContext& g,
     Enter(g, last_unit);
     g.head = g.unit;
   }
-  const bool logits_kept = N <= s.chunk_rows;
   for (int64_t begin = 0; begin < N; begin += s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, N - begin);
-    if (!logits_kept) RunHeadChunk(c, g.weights, begin, count);
+    if (begin > 0) RunHeadChunk(c, g.weights, begin, count);  // the first is there (Forward)
     if (c.config.value_head) {  // its outputs are what the gradients are by
       c.device.Upload(c.stream, s.logits_RV.Rows(0, count), &d_logprobs_N[begin]);
       BackwardHeadChunk(c, g, begin, count, Tensor{});
@@ -129,11 +127,12 @@ void PackedPass::BackwardHeadChunk(const LayerContext& c, const GradientContext&
     c.device.LogProbsBackward(c.stream, d_logits_RV, s.d_logprobs_R.Cols(0, count), d_entropy,
                               s.targets_N.Cols(begin, count), options_.temperature);
   }
+  const Tensor d_logits = ForProducts(c, d_logits_RV);
   if (options_.lora == nullptr) {
-    AddLinearGradients(c, g.layout.lm_head, {}, g.head.gradients, d_logits_RV,
-                       s.normed_RD.Rows(0, count));
+    c.device.LinearBackwardWeight(c.stream, g.layout.lm_head.In(g.head.gradients), d_logits,
+                                  s.normed_RD.Rows(0, count));
   }
-  c.device.LinearBackwardInput(c.stream, d_normed, d_logits_RV,
+  c.device.LinearBackwardInput(c.stream, d_normed, d_logits,
                                g.layout.lm_head.In(g.head.flat_weights), /*accumulate=*/false);
   c.device.RmsNormBackward(c.stream, d_last, NormGradient(g, g.layout.final_norm), d_normed,
                            s.last_RD.Rows(0, count), g.weights.final_norm,

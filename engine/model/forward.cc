@@ -62,6 +62,15 @@ int32_t PackedBatch::AddSegment(absl::Span<const int32_t> ids, int32_t parent) {
   return segment;
 }
 
+size_t HeadRowBytes(const ModelConfig& config, DType dtype, const PackedPassOptions& options) {
+  const auto V = static_cast<size_t>(config.num_outputs()),
+             D = static_cast<size_t>(config.hidden_size);
+  size_t of_output = sizeof(float), of_residual = 2 * SizeOf(dtype);
+  if (options.train) of_residual += 2 * sizeof(float);
+  if (options.train && options.gradient_dtype == DType::kBF16) of_output += 2;
+  return V * of_output + D * of_residual + 4 * sizeof(float);
+}
+
 PackedPass::PackedPass(const Transformer& transformer, const PackedPassOptions& options)
     : transformer_(transformer), options_(options), state_(std::make_unique<State>()) {}
 PackedPass::~PackedPass() = default;
@@ -73,6 +82,9 @@ absl::StatusOr<std::unique_ptr<PackedPass>> PackedPass::Create(const Transformer
   if (options.max_rows <= 0 || options.max_targets <= 0 || !(options.temperature > 0)) {
     return absl::InvalidArgumentError(
         "packed pass: max_rows, max_targets and temperature must be positive");
+  }
+  if (options.gradient_dtype != DType::kF32 && transformer.options().dtype != DType::kBF16) {
+    return absl::InvalidArgumentError("packed pass: gradients of bf16 want weights of bf16");
   }
   std::unique_ptr<PackedPass> pass(new PackedPass(transformer, options));
   RETURN_IF_ERROR(pass->AllocateActivations());
@@ -87,7 +99,7 @@ absl::Status PackedPass::AllocateActivations() {
   const DType dtype = transformer_.options().dtype;
   const int64_t T = options_.max_rows, N = options_.max_targets, D = c.hidden_size;
   const auto fitting =
-      static_cast<int64_t>(options_.logits_bytes / sizeof(float)) / c.num_outputs();
+      static_cast<int64_t>(options_.logits_bytes / HeadRowBytes(c, dtype, options_));
   const int64_t R = s.chunk_rows = std::clamp<int64_t>(fitting, 1, N);
   LayerTensors shared;
   std::vector<Wish> wishes = {{&s.ids_T, DType::kI32, 1, T},
@@ -147,6 +159,10 @@ absl::Status PackedPass::AllocateGradients() {
                               {&s.d_logprobs_R, DType::kF32, 1, R},
                               {&s.d_entropy_R, DType::kF32, 1, R}};
   if (c.qk_norm) wishes.push_back({&s.d_qk_TE, DType::kF32, T, (H + G) * C});
+  if (options_.gradient_dtype == DType::kBF16) {
+    const int64_t of_layers = T * std::max({2 * F, (H + 2 * G) * C, D});
+    wishes.push_back({&s.d_rounded, DType::kBF16, 1, std::max(of_layers, R * c.num_outputs())});
+  }
   return Grant(transformer_.device(), s.memory, wishes);
 }
 
@@ -218,8 +234,10 @@ void PackedPass::Forward(Stream& stream, const ModelWeights& weights, const Pack
     if (units != nullptr) units->AfterForward(1 + l);
   }
   if (units != nullptr) units->BeforeForward(last_unit);
-  for (int64_t begin = 0; begin < N; begin += s.chunk_rows) {
-    const int64_t count = std::min(s.chunk_rows, N - begin);
+  // The last first: the backward pass finds the logits of the first chunk where it begins.
+  const int64_t num_chunks = (N + s.chunk_rows - 1) / s.chunk_rows;
+  for (int64_t chunk = num_chunks - 1; chunk >= 0; --chunk) {
+    const int64_t begin = chunk * s.chunk_rows, count = std::min(s.chunk_rows, N - begin);
     RunHeadChunk(c, weights, begin, count);
     if (c.config.value_head) {
       device.Download(stream, s.logits_RV.Rows(0, count), &logprobs_N[begin]);

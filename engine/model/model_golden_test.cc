@@ -176,7 +176,7 @@ void CheckCritic(const std::string& name, const std::string& backend) {
   PackedPassOptions options;
   options.max_rows = batch.num_rows();
   options.max_targets = batch.num_targets();
-  options.logits_bytes = 17 * sizeof(float);  // several chunks
+  options.logits_bytes = 17 * HeadRowBytes(config, DType::kF32, options);  // several chunks
   auto pass = PackedPass::Create(*model.transformer, options);
   REQUIRE_OK(pass);
   std::vector<float> values(batch.num_targets()), entropy(values.size(), 1.0f);

@@ -196,7 +196,9 @@ TEST_CASE("keeping, recomputing and chunking change no bit of the gradients") {
     const Outcome kept = Run(model, batch, {});
     PackedPassOptions options;
     options.checkpointing = round % 3 == 0 ? Checkpointing::kSelective : Checkpointing::kFull;
-    options.logits_bytes = test.config.vocab_size * sizeof(float) * 3;  // three rows at a time
+    // Three rows at a time.
+    options.logits_bytes =
+        3 * HeadRowBytes(test.config, model.transformer->options().dtype, options);
     const Outcome frugal = Run(model, batch, options);
     options.train = false;
     const Outcome forward_only = Run(model, batch, options);

@@ -75,14 +75,23 @@ struct PackedPassOptions {
   // Memory for gradients' sake: without `train` nothing is kept and Backward may not be called.
   bool train = true;
   Checkpointing checkpointing = Checkpointing::kNone;
-  // Bytes of logits that may exist at once. Where all rows of a batch fit, they are kept for the
-  // backward pass, else computed again; either way the bits are the same.
-  size_t logits_bytes = size_t{256} << 20;
+  // Bytes that rows of the LM head may take at once (HeadRowBytes each). Where all rows of a batch
+  // fit, logits are kept for the backward pass, else most are computed again; either way the bits
+  // are the same. With 32 MB of panels that a backward product packs on CPUs this makes less than
+  // 256 MB.
+  size_t logits_bytes = size_t{220} << 20;
+  // That products of the backward pass read the gradients of activations in: kBF16 (with weights of
+  // bf16) is faster where the processor multiplies bf16. All else of them stays f32.
+  DType gradient_dtype = DType::kF32;
   ParameterUnits* units = nullptr;  // outlives the pass
   // The model's parameters are frozen: gradients are the adapter's, in its layout. It outlives the
   // pass.
   LoraAdapter* lora = nullptr;
 };
+
+// Of one row of the LM head: logits, what products read of their gradients, and the rows of the
+// residual stream with theirs.
+size_t HeadRowBytes(const ModelConfig& config, DType dtype, const PackedPassOptions& options);
 
 // Both directions over one batch at a time; not thread-safe.
 class TrainingPass {
@@ -145,6 +154,8 @@ class PackedPass final : public TrainingPass {
   };
   void BackwardLinear(const LayerContext& c, const GradientContext& g, const LinearGroup& map,
                       const Tensor& d_x_TK, const Tensor& d_y_TN, const Tensor& x_TK) const;
+  // d_y as products read it: itself, or rounded in scratch memory until the next call.
+  Tensor ForProducts(const LayerContext& c, const Tensor& d_y_TN) const;
   // Where the gradient of a norm's weight goes.
   Tensor NormGradient(const GradientContext& g, const ParameterView& norm) const;
   // Where the parameters of a unit are on the way back.

@@ -36,8 +36,10 @@ struct RowElements {
     (checkpointing == Checkpointing::kFull ? shared : kept) += attention;
     (checkpointing == Checkpointing::kNone ? kept : shared) += gate_up;
     gradients = 2 * D + (H + 2 * G) * C + H * C + 3 * F + normed_qk;
+    widest = std::max({2 * F, (H + 2 * G) * C, D});
   }
   size_t kept, shared, gradients;
+  size_t widest;  // gradient of an output
 };
 // Of masters and moments of `elements` in memory, and of the window that what isn't f32 there
 // passes through (optimizer_state.h); but for blocks that a unit's end cuts off.
@@ -105,9 +107,15 @@ MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, 
   plan.activations = W * row.kept * units.layers * rows;
   const auto D = static_cast<size_t>(config.hidden_size),
              V = static_cast<size_t>(config.num_outputs());
-  const size_t chunk = std::clamp<size_t>(options.logits_bytes / kF32Bytes / V, 1, rows);
+  PackedPassOptions pass;
+  pass.gradient_dtype = options.gradient_dtype;
+  const size_t chunk =
+      std::clamp<size_t>(options.logits_bytes / HeadRowBytes(config, options.dtype, pass), 1, rows);
   plan.workspace = rows * (W * row.shared + kF32Bytes * (row.gradients + 4)) +
                    chunk * (W * 2 * D + kF32Bytes * (V + 2 * D + 4));
+  if (options.gradient_dtype == DType::kBF16) {
+    plan.workspace += 2 * std::max(rows * row.widest, chunk * V);
+  }
   if (!options.lora) plan.workspace += optimizer.window;
   if (options.lora) {
     const bool divides = parallel.kind != DataParallel::kDdp;

@@ -132,6 +132,7 @@ TEST_CASE("the memory plan knows 8-bit moments and files") {
         options.logits_bytes = 64 << 10;
         options.parallel.kind = kind;
         options.storage.eight_bit_moments = eight_bit;
+        if (kind == DataParallel::kDdp) options.gradient_dtype = DType::kBF16;
         if (offloads) options.storage.offload_folder = dir.File("offload");
         INFO(Name(kind) << ", 8 bits " << eight_bit << ", files " << offloads);
         const auto held = static_cast<double>(Held(config, options));

@@ -85,6 +85,10 @@ absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
         "trainer: 8-bit or offloaded optimizer state: expected tensor_parallel = 1 and k_leaves = "
         "1");
   }
+  if (tensor_ != nullptr && options_.gradient_dtype != DType::kF32) {
+    return absl::InvalidArgumentError(
+        "trainer: gradients of bf16: expected tensor_parallel = 1 and k_leaves = 1");
+  }
   TrainingStateOptions state{options_.dtype, options_.storage, {}};
   if (adapted_ != nullptr) state = {DType::kF32, options_.storage, adapted_->flat_weights()};
   ASSIGN_OR_RETURN(
@@ -97,6 +101,7 @@ absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
   pass.temperature = options_.temperature;
   pass.checkpointing = options_.checkpointing;
   pass.logits_bytes = options_.logits_bytes;
+  pass.gradient_dtype = options_.gradient_dtype;
   pass.units = state_->units();
   if (adapted_ != nullptr) pass.lora = &adapted_->adapter();
   if (tensor_ == nullptr) {

@@ -35,7 +35,9 @@ struct TrainerOptions {
   float temperature = 1.0f;         // the generators' sampling temperature
   int64_t micro_batch_tokens = 4096;
   Checkpointing checkpointing = Checkpointing::kNone;
-  size_t logits_bytes = size_t{256} << 20;
+  size_t logits_bytes = PackedPassOptions{}.logits_bytes;
+  // PackedPassOptions::gradient_dtype; kBF16 with dtype kBF16 and one leaf of K.
+  DType gradient_dtype = DType::kF32;
   LrSchedule schedule;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0;     // of matrices; norms and biases do not decay

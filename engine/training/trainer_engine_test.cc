@@ -39,6 +39,37 @@ TEST_CASE("weights after three steps have the same bits for every number of thre
   }
 }
 
+TEST_CASE("products may read gradients in bf16: as exact, and near") {
+  PhiloxStream random(stretto::testing::Seed(), 41);
+  INFO("seed " << stretto::testing::Seed());
+  const ModelConfig config = RandomConfig(random);
+  const TrainBatch batch = RandomBatch(config, kLength, random);
+  TrainerOptions options = SmallOptions(kLength);
+  options.max_grad_norm = 0;
+  const auto device = MakeDevice("cpu", 1);
+  const auto wide = MakeEngine(*device, config, options, 7)->Step(batch, TestObjective());
+  REQUIRE_OK(wide);
+  options.gradient_dtype = DType::kBF16;
+  std::vector<float> first;
+  for (const int threads : {1, 3}) {
+    for (const auto checkpointing : {Checkpointing::kNone, Checkpointing::kFull}) {
+      const auto other = MakeDevice("cpu", threads);
+      options.checkpointing = checkpointing;
+      options.logits_bytes = threads * 8192;
+      const auto engine = MakeEngine(*other, config, options, 7);
+      const auto result = engine->Step(batch, TestObjective());
+      REQUIRE_OK(result);
+      CHECK(result->loss == wide->loss);
+      CHECK(result->grad_norm == Approx(wide->grad_norm).epsilon(0.01));
+      CHECK(result->grad_norm != wide->grad_norm);
+      if (first.empty()) first = FullState(*engine);
+      CHECK(SameBits(FullState(*engine), first));
+    }
+  }
+  options.dtype = DType::kF32;
+  CHECK(absl::IsInvalidArgument(TrainerEngine::Create(*device, config, options).status()));
+}
+
 TEST_CASE("log-probs have the same bits for every micro-batch budget") {
   PhiloxStream random(stretto::testing::Seed(), 31);
   for (int round = 0; round < 4; ++round) {

@@ -47,6 +47,7 @@ absl::StatusOr<engine::TrainerOptions> EngineOptionsOf(const RunConfig& run, con
       engine::ParseCheckpointing(run.train.checkpointing).value_or(engine::Checkpointing::kNone);
   ASSIGN_OR_RETURN(options.storage.eight_bit_moments,
                    engine::ParseOptimizerState(run.train.optimizer_state));
+  options.gradient_dtype = run.train.gradient_dtype == "bf16" ? DType::kBF16 : DType::kF32;
   if (run.cluster.offload_optimizer) {
     options.storage.offload_folder = JoinPath(run.run.dir, "offload");
   }

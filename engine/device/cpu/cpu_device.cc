@@ -225,13 +225,13 @@ class CpuDevice final : public Device, public LendsThreads {
   void LinearBackwardInput(Stream&, const Tensor& d_x_TK, const Tensor& d_y_TN, const Tensor& w_NK,
                            bool accumulate) override {
     STRETTO_CHECK(d_x_TK.rows == d_y_TN.rows && d_x_TK.cols == w_NK.cols);
-    STRETTO_CHECK(d_y_TN.cols == w_NK.rows && IsF32(d_x_TK) && IsF32(d_y_TN) && IsFloat(w_NK));
+    STRETTO_CHECK(d_y_TN.cols == w_NK.rows && IsF32(d_x_TK) && IsFloat(d_y_TN) && IsFloat(w_NK));
     cpu::MultiplyRows(kernels_, pool_, {d_x_TK, d_y_TN, false, w_NK, accumulate});
   }
   void LinearBackwardWeight(Stream&, const Tensor& d_w_NK, const Tensor& d_y_TN,
                             const Tensor& x_TK) override {
     STRETTO_CHECK(d_w_NK.rows == d_y_TN.cols && d_w_NK.cols == x_TK.cols);
-    STRETTO_CHECK(d_y_TN.rows == x_TK.rows && IsF32(d_w_NK) && IsF32(d_y_TN) && IsFloat(x_TK));
+    STRETTO_CHECK(d_y_TN.rows == x_TK.rows && IsF32(d_w_NK) && IsFloat(d_y_TN) && IsFloat(x_TK));
     cpu::MultiplyRows(kernels_, pool_, {d_w_NK, d_y_TN, true, x_TK, true});
   }
   void BiasBackward(Stream&, const Tensor& d_b_N, const Tensor& d_y_TN) override {

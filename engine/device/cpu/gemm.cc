@@ -206,7 +206,7 @@ class RowsOfTask {
     if (last_product == product && last_row == t_.m0) return rows;
     last_product = product;
     last_row = t_.m0;
-    const bool words = p_.b.pairs && p_.a.dtype == DType::kBF16 && !p_.a_transposed;
+    const bool words = p_.b.pairs && p_.a.dtype == DType::kBF16;
     for (int64_t i = 0; i < tiles_.count; ++i) {
       dots[static_cast<size_t>(i)] = words && InterleaveWords(i);
       if (!dots[static_cast<size_t>(i)]) InterleaveFloats(i);
@@ -221,14 +221,16 @@ class RowsOfTask {
 
   // False where words would not do.
   bool InterleaveWords(int64_t tile) {
-    const Source first = RowOf(p_.a, t_.m0 + tiles_.Begin(tile));
+    const int64_t row = t_.m0 + tiles_.Begin(tile);
+    const auto interleave =
+        p_.a_transposed ? kernels_.dot->interleave_columns : kernels_.dot->interleave;
     uint16_t least = kNoneSmall;
     for (int64_t k0 = 0; k0 < p_.b.k; k0 += depth_) {
       const int64_t length = std::min(depth_, p_.b.k - k0);
-      const auto* rows = static_cast<const uint16_t*>((first + k0).data);
+      const Source first = p_.a_transposed ? RowOf(p_.a, k0) + row : RowOf(p_.a, row) + k0;
       auto* words = reinterpret_cast<uint32_t*>(Place(tile, k0, length));
-      least = std::min(
-          least, kernels_.dot->interleave(words, rows, p_.a.row_stride, tiles_.Size(tile), length));
+      least = std::min(least, interleave(words, static_cast<const uint16_t*>(first.data),
+                                         p_.a.row_stride, tiles_.Size(tile), length));
     }
     return SameBitsAsChain(least, p_.b.least);
   }
@@ -417,22 +419,54 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
   });
 }
 
+namespace {
+// A piece of B, rows from k0 on, as panels in `panels`.
+PanelMatrix PackPiece(const Kernels& kernels, ThreadPool& pool, const RowProduct& p, int64_t k0,
+                      int64_t depth, bool pairs) {
+  const int64_t n = p.b.cols;
+  void* panels = ThreadScratch(ScratchUse::kShared, PackedBytes(n, depth, p.b.dtype));
+  const Sink sink{panels, p.b.dtype == DType::kBF16};
+  PanelMatrix b{Source{panels, sink.bf16}, n, depth};
+  std::atomic<uint16_t> least{kNoneSmall};
+  const int64_t unit = pairs ? 2 : 1;
+  pool.ParallelRanges(depth / unit, 64 / unit, [&](int64_t first, int64_t last) {
+    const int64_t begin = first * unit, end = last * unit;
+    const Source rows = RowOf(p.b, k0 + begin);
+    if (!pairs) {
+      return kernels.gemm->pack_panels(sink + begin * kPanel, b.panel_stride(), rows,
+                                       p.b.row_stride, end - begin, n);
+    }
+    const uint16_t of_these = kernels.dot->pack_rows(
+        static_cast<uint32_t*>(panels) + begin / 2 * kPanel, b.panel_stride() / 2,
+        static_cast<const uint16_t*>(rows.data), p.b.row_stride, end - begin, n);
+    uint16_t before = least.load(std::memory_order_relaxed);
+    while (of_these < before && !least.compare_exchange_weak(before, of_these)) {
+    }
+  });
+  b.pairs = pairs;
+  b.least = least;
+  return b;
+}
+}  // namespace
+
 void MultiplyRows(const Kernels& kernels, ThreadPool& pool, const RowProduct& p) {
   const int64_t n = p.b.cols, k = p.b.rows;
   const size_t element = SizeOf(p.b.dtype);
+  const bool takes_pairs =
+      kernels.dot != nullptr && p.a.dtype == DType::kBF16 && p.b.dtype == DType::kBF16;
   // About 32 MiB of panels at a time; pieces of k continue the chain through `out`.
-  const int64_t per_piece = std::max<int64_t>(
-      kDepth, (int64_t{32} << 20) / std::max<int64_t>(1, CeilDiv(n, kPanel) * kPanel *
-                                                             static_cast<int64_t>(element)));
-  for (int64_t k0 = 0; k0 < k || k0 == 0; k0 += per_piece) {
-    const int64_t depth = std::min(per_piece, k - k0);
-    void* panels = ThreadScratch(ScratchUse::kShared, PackedBytes(n, depth, p.b.dtype));
-    const Sink sink{panels, p.b.dtype == DType::kBF16};
-    PanelMatrix b{Source{panels, sink.bf16}, n, depth};
-    pool.ParallelRanges(depth, 64, [&](int64_t begin, int64_t end) {
-      kernels.gemm->pack_panels(sink + begin * kPanel, b.panel_stride(), RowOf(p.b, k0 + begin),
-                                p.b.row_stride, end - begin, n);
-    });
+  const int64_t per_piece =
+      std::max<int64_t>(
+          kDepth, (int64_t{32} << 20) / std::max<int64_t>(1, CeilDiv(n, kPanel) * kPanel *
+                                                                 static_cast<int64_t>(element))) /
+      2 * 2;
+  int64_t depth = 0;
+  for (int64_t k0 = 0; k0 < k || k0 == 0; k0 += std::max<int64_t>(depth, 1)) {
+    depth = std::min(per_piece, k - k0);
+    // The last of an odd number of rows is a piece by itself.
+    const bool pairs = takes_pairs && depth > 1;
+    if (pairs) depth = depth / 2 * 2;
+    const PanelMatrix b = PackPiece(kernels, pool, p, k0, depth, pairs);
     Product piece;
     piece.out = p.out;
     piece.a = p.a_transposed ? p.a.Rows(k0, depth) : p.a.Cols(k0, depth);

@@ -13,7 +13,8 @@
 // and rows of f32 take fused multiply-adds.
 //
 // Such weights are packed as panels [k / 2][16] of 32-bit words, k in the upper half. Those of int8
-// stay as they are: each is a bf16 number, too, and becomes one on the way.
+// stay as they are: each is a bf16 number, too, and becomes one on the way. In products of the
+// backward pass either factor may have k along its columns: pack_rows and interleave_columns.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +43,12 @@ struct DotKernels {
   // Rows of A as words [k / 2][num_rows], k even. Returns the smallest value, as above.
   uint16_t (*interleave)(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride, int num_rows,
                          int64_t k) = nullptr;
+  // The same of factors whose k goes down: of B, row i at src + i·row_stride with n columns, all
+  // panels, `panel_words` apart; of A, columns that begin at `rows`. k even.
+  uint16_t (*pack_rows)(uint32_t* panels, ptrdiff_t panel_words, const uint16_t* src,
+                        ptrdiff_t row_stride, int64_t k, int64_t n) = nullptr;
+  uint16_t (*interleave_columns)(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride,
+                                 int num_columns, int64_t k) = nullptr;
   // As GemmKernels::row_tiles. Tile i's rows are words where dots[i], else f32 [k][rows]; either
   // way the next tile begins k·rows floats further on. `int8`: panels are of int8, [k][16].
   void (*row_tiles)(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,

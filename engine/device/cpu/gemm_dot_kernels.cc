@@ -225,25 +225,13 @@ STRETTO_DOT_INLINE void Transpose16(__m512i (&v)[16]) {
   for (int i = 0; i < 16; ++i) v[i] = t[i];
 }
 
-STRETTO_DOT uint16_t Interleave(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride,
-                                int num_rows, int64_t k) {
-  const __mmask16 lanes = static_cast<__mmask16>((1u << num_rows) - 1);
-  const __m512i magnitude = _mm512_set1_epi16(0x7fff), one = _mm512_set1_epi16(1);
-  __m512i smallest = _mm512_set1_epi16(-1);  // less one, so that 0 is the largest
-  int64_t i = 0;
-  for (; i + 16 <= k / 2; i += 16) {
-    __m512i v[16];
-    for (int r = 0; r < 16; ++r) {
-      v[r] = r < num_rows ? Load(rows + r * row_stride + 2 * i) : _mm512_setzero_si512();
-      smallest =
-          _mm512_min_epu16(smallest, _mm512_sub_epi16(_mm512_and_si512(v[r], magnitude), one));
-      v[r] = _mm512_rol_epi32(v[r], 16);
-    }
-    Transpose16(v);
-    for (int w = 0; w < 16; ++w) {
-      _mm512_mask_storeu_epi32(out + (i + w) * num_rows, lanes, v[w]);
-    }
-  }
+// `smallest` holds, by half, the least magnitude seen less one, so that 0 is the largest.
+STRETTO_DOT_INLINE __m512i NoneSmallest() { return _mm512_set1_epi16(-1); }
+STRETTO_DOT_INLINE __m512i Smallest(__m512i smallest, __m512i words) {
+  const __m512i magnitude = _mm512_and_si512(words, _mm512_set1_epi16(0x7fff));
+  return _mm512_min_epu16(smallest, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+}
+STRETTO_DOT_INLINE uint16_t LeastOfHalves(__m512i smallest) {
   uint16_t halves[32];
   _mm512_storeu_si512(halves, smallest);
   uint16_t least = kNoneSmall;
@@ -251,6 +239,67 @@ STRETTO_DOT uint16_t Interleave(uint32_t* out, const uint16_t* rows, ptrdiff_t r
     const auto size = static_cast<uint16_t>(less_one + 1);
     if (size != 0 && size < least) least = size;
   }
+  return least;
+}
+
+// Up to 16 columns of two rows, the first in the upper halves; other lanes are 0.
+STRETTO_DOT_INLINE __m512i WordsOfRows(const uint16_t* first, const uint16_t* second,
+                                       __mmask16 lanes) {
+  const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, first));
+  const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, second));
+  return _mm512_or_si512(_mm512_slli_epi32(high, 16), low);
+}
+
+STRETTO_DOT_INLINE __mmask16 FirstLanes(int64_t count) {
+  return static_cast<__mmask16>(count >= kPanel ? 0xffffu : (1u << count) - 1);
+}
+
+STRETTO_DOT uint16_t PackRows(uint32_t* panels, ptrdiff_t panel_words, const uint16_t* src,
+                              ptrdiff_t row_stride, int64_t k, int64_t n) {
+  __m512i smallest = NoneSmallest();
+  for (int64_t i = 0; i < k / 2; ++i) {
+    const uint16_t* first = src + 2 * i * row_stride;
+    uint32_t* to = panels + i * kPanel;
+    for (int64_t j = 0; j < n; j += kPanel, to += panel_words) {
+      const __m512i words = WordsOfRows(first + j, first + row_stride + j, FirstLanes(n - j));
+      smallest = Smallest(smallest, words);
+      _mm512_storeu_si512(to, words);
+    }
+  }
+  return LeastOfHalves(smallest);
+}
+
+STRETTO_DOT uint16_t InterleaveColumns(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride,
+                                       int num_columns, int64_t k) {
+  const __mmask16 lanes = FirstLanes(num_columns);
+  __m512i smallest = NoneSmallest();
+  for (int64_t i = 0; i < k / 2; ++i) {
+    const uint16_t* first = rows + 2 * i * row_stride;
+    const __m512i words = WordsOfRows(first, first + row_stride, lanes);
+    smallest = Smallest(smallest, words);
+    _mm512_mask_storeu_epi32(out + i * num_columns, lanes, words);
+  }
+  return LeastOfHalves(smallest);
+}
+
+STRETTO_DOT uint16_t Interleave(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride,
+                                int num_rows, int64_t k) {
+  const __mmask16 lanes = static_cast<__mmask16>((1u << num_rows) - 1);
+  __m512i smallest = NoneSmallest();
+  int64_t i = 0;
+  for (; i + 16 <= k / 2; i += 16) {
+    __m512i v[16];
+    for (int r = 0; r < 16; ++r) {
+      v[r] = r < num_rows ? Load(rows + r * row_stride + 2 * i) : _mm512_setzero_si512();
+      smallest = Smallest(smallest, v[r]);
+      v[r] = _mm512_rol_epi32(v[r], 16);
+    }
+    Transpose16(v);
+    for (int w = 0; w < 16; ++w) {
+      _mm512_mask_storeu_epi32(out + (i + w) * num_rows, lanes, v[w]);
+    }
+  }
+  uint16_t least = LeastOfHalves(smallest);
   for (; i < k / 2; ++i) {
     for (int r = 0; r < num_rows; ++r) {
       const uint32_t word = WordAt(rows + r * row_stride + 2 * i);
@@ -274,7 +323,8 @@ uint16_t Pack(uint32_t* panel, const uint16_t* src, ptrdiff_t row_stride, int64_
   return least;
 }
 
-constexpr DotKernels kDotKernels = {kMostRows, PanelsAtOnce, Pack, Interleave, RowTilesOf};
+constexpr DotKernels kDotKernels = {kMostRows, PanelsAtOnce,      Pack,      Interleave,
+                                    PackRows,  InterleaveColumns, RowTilesOf};
 }  // namespace
 
 const DotKernels* GetDotKernels() {
