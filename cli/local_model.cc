@@ -31,8 +31,9 @@ absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> LoadWeights(
     ASSIGN_OR_RETURN(source, OpenPolicy(checkpoint, *host.device, host.files));
   }
   const auto stream = host.device->CreateStream();
-  auto weights = engine::ModelWeights::Load(*host.device, *stream, host.files.config, host.dtype,
-                                            *source, {.format = host.weight_format});
+  auto weights = engine::ModelWeights::Load(
+      *host.device, *stream, host.files.config, host.dtype, *source,
+      {.format = host.weight_format, .k_leaves = host.transformer->options().k_leaves});
   if (!weights.ok()) return Annotate(weights.status(), source->path());
   return std::shared_ptr<const engine::ModelWeights>(*std::move(weights));
 }

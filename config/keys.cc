@@ -182,6 +182,11 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(train, reduction_leaves, Between(1, 65536),
           "Leaves of the tree that adds up a step's gradients: the most ranks that can ever share "
           "the run. Part of what its bits depend on."),
+      KEY(train, k_leaves, Between(1, 1024),
+          "Leaves of the sums that ranks divide which share one copy of the model "
+          "(`cluster.tensor_parallel`): the most that ever can. All members compute with them. "
+          "Part "
+          "of what the run's bits depend on."),
       KEY(train, checkpointing, OneOf({"none", "selective", "full"}),
           "Activations computed again in the backward pass: none, the MLP's first product, or all "
           "but each layer's input. The bits are the same."),
@@ -244,13 +249,17 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "Trainer processes (ranks) that train together and that `stretto up` starts; at most "
           "`train.reduction_leaves`."),
       KEY(cluster, min_trainers, Between(1, 1024),
-          "Fewest ranks that train when others are missing."),
+          "Fewest ranks that train when others are missing; whole copies of the model in any case "
+          "(`cluster.tensor_parallel`)."),
       KEY(cluster, burn_in_ms, Between(0, 3600000),
           "How long each processor of a trainer computes products with known answers before it "
           "joins. 0: not at all."),
       KEY(cluster, trainer_layout, OneOf({"ddp", "zero1", "zero2", "fsdp"}),
           "What ranks divide: nothing, masters and moments, gradients too, weights too. Changes no "
           "bit."),
+      KEY(cluster, tensor_parallel, Between(1, 1024),
+          "Ranks that share one copy of the model; divides `cluster.trainers` and "
+          "`train.k_leaves`. Changes no bit."),
       KEY(cluster, offload_optimizer, Any(),
           "Trainers keep masters and moments in files of the run's folder. Changes no bit."),
       KEY(cluster, trainer_grace_ms, Between(0, 86400000),

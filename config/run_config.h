@@ -120,6 +120,7 @@ struct TrainSection {
   double max_grad_norm = 1.0;
   int64_t micro_batch_tokens = 4096;
   int64_t reduction_leaves = 1;         // of the tree that adds gradients up; ranks share them
+  int64_t k_leaves = 1;                 // of the sums that ranks sharing a model divide
   std::string checkpointing = "none";   // activations: none | selective | full
   std::string optimizer_state = "f32";  // Adam's moments: f32 | 8bit
   std::string gradient_dtype = "f32";   // f32 | bf16: what backward products read
@@ -158,6 +159,7 @@ struct ClusterSection {
   int64_t trainers = 1;                // ranks that train together (docs/parallel-training.md)
   int64_t min_trainers = 1;            // fewest that go on without the others
   std::string trainer_layout = "ddp";  // ddp | zero1 | zero2 | fsdp: what ranks divide
+  int64_t tensor_parallel = 1;         // ranks that share one copy of the model
   bool offload_optimizer = false;      // masters and moments in files of the run's folder
   int64_t burn_in_ms = 200;            // a trainer's known products before it joins; 0: none
   int64_t trainer_grace_ms = 30000;    // how long a group waits for a lost rank

@@ -336,6 +336,40 @@ TEST_CASE("ppo and its section") {
       "algorithm.loss_denominator: expected token_mean for algorithm ppo"));
 }
 
+TEST_CASE("ranks that share a model: their numbers fit together") {
+  Fixture f;
+  const auto with = [](const char* train, const char* more) {
+    return absl::StrCat(kMinimal, "train: {reduction_leaves: 4, ", train, "}\n", more);
+  };
+  REQUIRE_OK(f.Parse(with("k_leaves: 4", "cluster: {trainers: 4, tensor_parallel: 2}\n")));
+  const struct {
+    const char *train, *more, *expected;
+  } kBad[] = {
+      {"k_leaves: 2", "cluster: {trainers: 3, tensor_parallel: 2}\n",
+       "cluster.tensor_parallel: expected a divisor of cluster.trainers (3), found 2"},
+      {"k_leaves: 3", "cluster: {trainers: 2, tensor_parallel: 2}\n",
+       "cluster.tensor_parallel: expected a divisor of train.k_leaves (3)"},
+      {"k_leaves: 1", "cluster: {trainers: 2, tensor_parallel: 2}\n",
+       "raise that before the run's first step"},
+      {"k_leaves: 2", "lora: {rank: 4}\n", "train.k_leaves: expected 1 with lora, found 2"},
+      {"k_leaves: 2", "algorithm: {name: ppo}\n", "train.k_leaves: expected 1 for algorithm ppo"},
+      {"k_leaves: 2, optimizer_state: 8bit", "", "expected 1 with train.optimizer_state: 8bit"},
+      {"k_leaves: 2", "cluster: {offload_optimizer: true}\n",
+       "cluster.offload_optimizer: expected false with train.k_leaves 2"},
+      {"k_leaves: 2",
+       "rollout: {weight_dtype: int8}\nschedule: {numerics: fast}\nalgorithm: {importance_cap: "
+       "2}\n",
+       "rollout.weight_dtype: expected bf16 with train.k_leaves 2, found 'int8'"},
+      {"micro_batch_tokens: 0", "", "train.micro_batch_tokens: expected an integer of at least 1"},
+  };
+  for (const auto& bad : kBad) {
+    INFO(bad.train << " " << bad.more);
+    const std::string error = f.Error(with(bad.train, bad.more));
+    INFO(error);
+    CHECK(absl::StrContains(error, bad.expected));
+  }
+}
+
 // docs/run-file.md holds the generated tables between two markers; STRETTO_UPDATE_DOCS=1 rewrites
 // them.
 TEST_CASE("docs/run-file.md lists the keys as they are") {

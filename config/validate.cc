@@ -202,6 +202,47 @@ absl::Status CheckTrainers(const RunConfig& c, const Origins& origins) {
   return absl::OkStatus();
 }
 
+// Ranks that share one copy of the model. What depends on the model's own sizes its trainer checks.
+absl::Status CheckTensorParallel(const RunConfig& c, const Origins& origins) {
+  const int64_t T = c.cluster.tensor_parallel, L = c.train.k_leaves;
+  const std::string found = absl::StrCat(T);
+  if (c.cluster.trainers % T != 0) {
+    return origins.Error("cluster.tensor_parallel",
+                         absl::StrCat("a divisor of cluster.trainers (", c.cluster.trainers, ")"),
+                         found);
+  }
+  if (L % T != 0) {
+    return origins.Error(
+        "cluster.tensor_parallel",
+        absl::StrCat("a divisor of train.k_leaves (", L, "), of which ranks own whole ones",
+                     L == 1 ? "; raise that before the run's first step, it is part of what the "
+                              "run's bits depend on"
+                            : ""),
+        found);
+  }
+  if (L == 1) return absl::OkStatus();
+  const std::string leaves = absl::StrCat(L);
+  if (c.lora.enabled()) return origins.Error("train.k_leaves", "1 with lora", leaves);
+  if (c.algorithm.name == "ppo") {
+    return origins.Error("train.k_leaves", "1 for algorithm ppo, whose critic isn't divided",
+                         leaves);
+  }
+  if (c.train.optimizer_state != "f32") {
+    return origins.Error("train.k_leaves", "1 with train.optimizer_state: 8bit", leaves);
+  }
+  if (c.cluster.offload_optimizer) {
+    return origins.Error("cluster.offload_optimizer",
+                         absl::StrCat("false with train.k_leaves ", leaves), "true");
+  }
+  for (const auto& [key, value] : {std::pair{"rollout.weight_dtype", &c.rollout.weight_dtype},
+                                   std::pair{"rollout.kv_dtype", &c.rollout.kv_dtype}}) {
+    if (*value == "bf16") continue;
+    return origins.Error(key, absl::StrCat("bf16 with train.k_leaves ", leaves),
+                         absl::StrCat("'", *value, "'"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckLora(const RunConfig& c, const Origins& origins) {
   const LoraSection& lora = c.lora;
   if (lora.rank == 0 && (lora.alpha > 0 || !lora.targets.empty())) {
@@ -228,6 +269,7 @@ absl::Status CheckLora(const RunConfig& c, const Origins& origins) {
 
 absl::Status CheckCluster(const RunConfig& c, const Origins& origins) {
   RETURN_IF_ERROR(CheckTrainers(c, origins));
+  RETURN_IF_ERROR(CheckTensorParallel(c, origins));
   RETURN_IF_ERROR(CheckLora(c, origins));
   if (c.cluster.lease_ms < 2 * c.cluster.heartbeat_ms) {
     return origins.Error(

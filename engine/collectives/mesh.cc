@@ -18,6 +18,7 @@ constexpr uint32_t kMagic = 0x46525453;  // "STRF"
 constexpr uint8_t kData = 1, kFarewell = 2;
 constexpr int64_t kFarewellNs = 1'000'000'000, kGreetingNs = 2'000'000'000;
 constexpr int64_t kHearsayNs = 5'000'000'000;  // to be told by a peer who is to blame, at most
+constexpr int64_t kSliceNs = 500'000'000;      // between looks at whether a group is wanted
 constexpr int kMaxPollMs = 1000;
 constexpr int64_t kStoppedNs = 1'000'000'000;  // of delay that no scheduler makes
 constexpr size_t kMaxFarewellBytes = 2000;
@@ -44,6 +45,15 @@ std::string Title(CollectiveKind kind, int64_t sequence) {
   return absl::StrCat(Name(kind), " #", sequence);
 }
 
+// A wait for time's sake: a peer that doesn't listen yet looks the same.
+bool RanOut(const absl::Status& status) {
+  return absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
+}
+template <class T>
+bool RanOut(const absl::StatusOr<T>& result) {
+  return RanOut(result.status());
+}
+
 absl::Span<uint8_t> BytesOf(Header& header) {
   return {reinterpret_cast<uint8_t*>(&header), sizeof(header)};
 }
@@ -61,7 +71,7 @@ struct Mesh::Progress {
 };
 
 absl::StatusOr<Mesh> Mesh::Connect(Listener listener, const GroupTable& group, int rank,
-                                   DeadlineNs deadline) {
+                                   const MeshPatience& patience) {
   if (rank < 0 || rank >= group.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", rank, " is not in group ", group.group, " of ", group.size()));
@@ -71,8 +81,8 @@ absl::StatusOr<Mesh> Mesh::Connect(Listener listener, const GroupTable& group, i
   mesh.unsent_.resize(group.size());
   mesh.wake_ = Socket(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!mesh.wake_.open()) return absl::ResourceExhaustedError("eventfd: no descriptor is left");
-  RETURN_IF_ERROR(mesh.ConnectBelow(deadline));
-  RETURN_IF_ERROR(mesh.AcceptAbove(listener, deadline));
+  RETURN_IF_ERROR(mesh.ConnectBelow(patience));
+  RETURN_IF_ERROR(mesh.AcceptAbove(listener, patience));
   return mesh;
 }
 
@@ -88,23 +98,44 @@ std::string Mesh::Hello(int to) const {
   return w.text();
 }
 
-absl::Status Mesh::ConnectBelow(DeadlineNs deadline) {
-  for (int r = 0; r < rank_; ++r) {
-    const std::string who = absl::StrCat(group_.Describe(r), " at ", group_.members[r].address);
-    absl::StatusOr<Socket> socket = ConnectTo(group_.members[r].address, deadline);
-    if (!socket.ok()) return Annotate(socket.status(), who);
-    const std::string hello = Hello(r);
-    RETURN_IF_ERROR(Annotate(socket->SendMessage(hello, deadline), who));
-    overhead_bytes_sent_ += static_cast<int64_t>(hello.size());
-    const absl::StatusOr<std::string> answer = socket->ReceiveMessage(deadline);
-    if (!answer.ok()) return Annotate(answer.status(), who);
-    MessageReader reader(*answer);
-    const auto code = static_cast<absl::StatusCode>(reader.Integer());
-    const std::string text = reader.String();
-    if (!reader.ok()) return absl::DataLossError(absl::StrCat(who, ": damaged answer"));
-    if (code != absl::StatusCode::kOk) return absl::Status(code, absl::StrCat(who, ": ", text));
-    sockets_[r] = *std::move(socket);
+namespace {
+// Until `wait` does something else than run out of its time, which is a slice of the patience.
+template <class Wait>
+auto InSlices(const MeshPatience& patience, const Wait& wait) -> decltype(wait(DeadlineNs{})) {
+  for (;;) {
+    if (patience.is_cancelled && patience.is_cancelled()) {
+      return absl::CancelledError("the group is no longer wanted");
+    }
+    auto result = wait(std::min(patience.deadline, AfterNs(kSliceNs)));
+    if (PollMs(patience.deadline) == 0 || !RanOut(result)) return result;
   }
+}
+}  // namespace
+
+absl::Status Mesh::ConnectBelow(const MeshPatience& patience) {
+  for (int r = 0; r < rank_; ++r) {
+    RETURN_IF_ERROR(Annotate(ConnectTo(r, patience),
+                             absl::StrCat(group_.Describe(r), " at ", group_.members[r].address)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Mesh::ConnectTo(int rank, const MeshPatience& patience) {
+  ASSIGN_OR_RETURN(Socket socket, InSlices(patience, [&](DeadlineNs deadline) {
+                     return engine::ConnectTo(group_.members[rank].address, deadline);
+                   }));
+  const std::string hello = Hello(rank);
+  RETURN_IF_ERROR(socket.SendMessage(hello, patience.deadline));
+  overhead_bytes_sent_ += static_cast<int64_t>(hello.size());
+  RETURN_IF_ERROR(
+      InSlices(patience, [&](DeadlineNs deadline) { return socket.AwaitReadable(deadline); }));
+  ASSIGN_OR_RETURN(const std::string answer, socket.ReceiveMessage(patience.deadline));
+  MessageReader reader(answer);
+  const auto code = static_cast<absl::StatusCode>(reader.Integer());
+  const std::string text = reader.String();
+  if (!reader.ok()) return absl::DataLossError("damaged answer");
+  if (code != absl::StatusCode::kOk) return absl::Status(code, text);
+  sockets_[rank] = std::move(socket);
   return absl::OkStatus();
 }
 
@@ -116,15 +147,16 @@ std::string Mesh::MissingAbove() const {
   return absl::StrJoin(missing, ", ");
 }
 
-absl::Status Mesh::AcceptAbove(const Listener& listener, DeadlineNs deadline) {
+absl::Status Mesh::AcceptAbove(const Listener& listener, const MeshPatience& patience) {
   for (std::string missing = MissingAbove(); !missing.empty(); missing = MissingAbove()) {
-    absl::StatusOr<Socket> socket = listener.Accept(deadline);
+    absl::StatusOr<Socket> socket =
+        InSlices(patience, [&](DeadlineNs deadline) { return listener.Accept(deadline); });
     if (absl::IsDeadlineExceeded(socket.status())) {
       return absl::DeadlineExceededError(
           absl::StrCat("group ", group_.group, ": no connection from ", missing));
     }
     RETURN_IF_ERROR(socket.status());
-    RETURN_IF_ERROR(Receive(*std::move(socket), deadline));
+    RETURN_IF_ERROR(Receive(*std::move(socket), patience.deadline));
   }
   return absl::OkStatus();
 }
@@ -259,6 +291,10 @@ absl::Status Mesh::SendSome(Progress& p) {
     ssize_t n = sendmsg(sockets_[p.frames->peer].fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
+    if (n < 0 && errno != EPIPE && errno != ECONNRESET && errno != ENOTCONN) {
+      return absl::InternalError(absl::StrCat("can't send to ", group_.Describe(p.frames->peer),
+                                              ": ", std::strerror(errno)));
+    }
     if (n < 0) {
       // The peer has gone; why is what its connection still holds to be read.
       p.to_send.clear();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,12 +34,18 @@ struct PeerFrames {
   std::vector<absl::Span<uint8_t>> receive;
 };
 
+// How long a mesh that is being made waits for others.
+struct MeshPatience {
+  DeadlineNs deadline = 0;
+  std::function<bool()> is_cancelled = nullptr;  // CommunicatorOptions
+};
+
 class Mesh {
  public:
   // Connects to the ranks below and accepts those above. Refuses, and is refused by, ranks of
   // another epoch or group. Errors name the rank.
   static absl::StatusOr<Mesh> Connect(Listener listener, const GroupTable& group, int rank,
-                                      DeadlineNs deadline);
+                                      const MeshPatience& patience);
   Mesh(Mesh&&) = default;
   Mesh& operator=(Mesh&&) = default;
 
@@ -56,8 +63,9 @@ class Mesh {
  private:
   struct Progress;
   Mesh(GroupTable group, int rank) : group_(std::move(group)), rank_(rank) {}
-  absl::Status ConnectBelow(DeadlineNs deadline);
-  absl::Status AcceptAbove(const Listener& listener, DeadlineNs deadline);
+  absl::Status ConnectBelow(const MeshPatience& patience);
+  absl::Status ConnectTo(int rank, const MeshPatience& patience);
+  absl::Status AcceptAbove(const Listener& listener, const MeshPatience& patience);
   // OK: `socket` is a member now, or has been turned away. An error: this rank is the one that must
   // go.
   absl::Status Receive(Socket socket, DeadlineNs deadline);

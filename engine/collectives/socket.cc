@@ -130,6 +130,10 @@ absl::Status Socket::ReceiveAll(absl::Span<uint8_t> bytes, DeadlineNs deadline) 
   return absl::OkStatus();
 }
 
+absl::Status Socket::AwaitReadable(DeadlineNs deadline) const {
+  return WaitFor(fd_, POLLIN, deadline);
+}
+
 absl::Status Socket::SendMessage(const std::string& message, DeadlineNs deadline) const {
   const auto size = static_cast<uint32_t>(message.size());
   std::vector<uint8_t> bytes(sizeof(size) + message.size());

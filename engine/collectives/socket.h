@@ -31,6 +31,8 @@ class Socket {
   // Blocks until all is sent or received, or DEADLINE_EXCEEDED, or UNAVAILABLE.
   absl::Status SendAll(absl::Span<const uint8_t> bytes, DeadlineNs deadline) const;
   absl::Status ReceiveAll(absl::Span<uint8_t> bytes, DeadlineNs deadline) const;
+  // Until there is something to receive, or the connection's end.
+  absl::Status AwaitReadable(DeadlineNs deadline) const;
   // A message of at most 1 MiB, after its length in four bytes.
   absl::Status SendMessage(const std::string& message, DeadlineNs deadline) const;
   absl::StatusOr<std::string> ReceiveMessage(DeadlineNs deadline) const;

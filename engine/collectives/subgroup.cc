@@ -38,6 +38,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinSubgroup(Communicator& world,
     }
     group.members.push_back({world.group().members[rank].name, address});
   }
-  return ConnectGroup(*std::move(listener), group, static_cast<int>(me - ranks.begin()), options);
+  // Whoever ends the world ends the wait for a member that has gone meanwhile.
+  CommunicatorOptions in_world = options;
+  in_world.is_cancelled = [&world] { return !world.status().ok(); };
+  return ConnectGroup(*std::move(listener), group, static_cast<int>(me - ranks.begin()), in_world);
 }
 }  // namespace stretto::engine

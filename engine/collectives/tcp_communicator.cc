@@ -436,7 +436,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> ConnectGroup(Listener listener,
                                                            const GroupTable& group, int rank,
                                                            const CommunicatorOptions& options) {
   const DeadlineNs deadline = AfterNs(absl::ToInt64Nanoseconds(options.connect_timeout));
-  ASSIGN_OR_RETURN(Mesh mesh, Mesh::Connect(std::move(listener), group, rank, deadline));
+  ASSIGN_OR_RETURN(
+      Mesh mesh, Mesh::Connect(std::move(listener), group, rank, {deadline, options.is_cancelled}));
   return std::make_unique<TcpCommunicator>(std::move(mesh), group, rank, options);
 }
 

@@ -5,6 +5,7 @@
 // the order of a tree. A thread of its own runs the operations, so the caller computes meanwhile.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -18,6 +19,8 @@ namespace stretto::engine {
 struct CommunicatorOptions {
   absl::Duration timeout = absl::Seconds(60);          // of an operation, once it is its turn
   absl::Duration connect_timeout = absl::Seconds(60);  // of the group's making
+  // Asked a few times a second while the group is made: true ends that with CANCELLED.
+  std::function<bool()> is_cancelled = nullptr;
 };
 
 // Takes rank `rank` of `group`, whose member accepts peers at `listener`. Blocks until every rank

@@ -145,12 +145,13 @@ absl::Status EngineImpl::Allocate(int64_t num_blocks) {
     limits.max_logits_rows += options_.speculation.max_drafted_rows;
     ASSIGN_OR_RETURN(speculator_, Speculator::Create(model_, options_, num_blocks));
   }
+  limits.k_leaves = model_.options().k_leaves;
   limits.max_blocks_per_sequence =
       std::min((limits_.max_context + kBlockTokens - 1) / kBlockTokens, num_blocks);
   ASSIGN_OR_RETURN(workspace_,
                    Workspace::Create(device, model_.config(), model_.options().dtype, limits));
   ASSIGN_OR_RETURN(sampler_, Sampler::Create(device, limits_.vocab_size, options_.max_running,
-                                             options_.eos_ids));
+                                             options_.eos_ids, limits.k_leaves));
   return absl::OkStatus();
 }
 

@@ -48,6 +48,7 @@ absl::Status ModelDrafter::Allocate() {
   WorkspaceLimits limits;
   limits.max_rows = options_.max_rows;
   limits.max_logits_rows = limits.max_sequences = options_.max_sequences;
+  limits.k_leaves = model_.options().k_leaves;
   limits.max_blocks_per_sequence =
       std::min<int64_t>((model_.options().max_sequence_length + kBlockTokens - 1) / kBlockTokens,
                         options_.num_blocks);

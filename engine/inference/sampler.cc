@@ -15,12 +15,14 @@ constexpr float kMasked = -1e30f;
 
 absl::StatusOr<std::unique_ptr<Sampler>> Sampler::Create(Device& device, int64_t vocab_size,
                                                          int64_t max_rows,
-                                                         std::vector<int32_t> eos_ids) {
+                                                         std::vector<int32_t> eos_ids,
+                                                         int64_t k_leaves) {
   std::unique_ptr<Sampler> sampler(new Sampler(device, vocab_size, std::move(eos_ids)));
   const size_t row_bytes = (static_cast<size_t>(vocab_size) * sizeof(float) + 63) / 64 * 64;
   max_rows = std::max<int64_t>(max_rows, kMaxTopLogprobs);
   const size_t targets_bytes = (static_cast<size_t>(max_rows) * sizeof(float) + 63) / 64 * 64;
   ASSIGN_OR_RETURN(sampler->scratch_, device.Allocate(row_bytes + 128 + 2 * targets_bytes));
+  ASSIGN_OR_RETURN(sampler->vocabulary_, VocabularyLeaves::Create(device, k_leaves, max_rows));
   sampler->changed_V_ = sampler->scratch_.View(DType::kF32, 1, vocab_size);
   sampler->target_1_ = sampler->scratch_.View(DType::kI32, 1, 1, row_bytes);
   sampler->logprob_1_ = sampler->scratch_.View(DType::kF32, 1, 1, row_bytes + 64);
@@ -44,6 +46,30 @@ void Sampler::Sample(Stream& stream, const Tensor& logits_BV,
     if (!requests[b].mask_stop_ids && !requests[b].params->ChangesLogits()) continue;
     SampleChanged(stream, logits_BV.Rows(static_cast<int64_t>(b), 1), requests[b], rows_B_[b],
                   &sampled[b]);
+  }
+  if (vocabulary_->k_leaves() > 1) CorrectLogProbs(stream, logits_BV, sampled);
+}
+
+// Rows of one temperature at a time.
+void Sampler::CorrectLogProbs(Stream& stream, const Tensor& logits_BV,
+                              absl::Span<Sampled> sampled) {
+  const auto max_rows = static_cast<size_t>(targets_R_.cols);
+  for (size_t begin = 0, end = 0; begin < sampled.size(); begin = end) {
+    std::vector<int32_t> tokens;
+    while (end < sampled.size() && tokens.size() < max_rows &&
+           rows_B_[end].temperature == rows_B_[begin].temperature) {
+      tokens.push_back(sampled[end++].token);
+    }
+    std::vector<float> logprobs(tokens.size());
+    LogProbs(stream,
+             logits_BV.Rows(static_cast<int64_t>(begin), static_cast<int64_t>(tokens.size())),
+             tokens, rows_B_[begin].temperature, absl::MakeSpan(logprobs));
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      Sampled& s = sampled[begin + i];
+      const bool greedy = rows_B_[begin].temperature == 0;
+      if (!greedy && s.sampling_logprob == s.logprob) s.sampling_logprob = logprobs[i];
+      s.logprob = logprobs[i];
+    }
   }
 }
 
@@ -130,8 +156,8 @@ void Sampler::LogProbs(Stream& stream, const Tensor& logits_RV, absl::Span<const
   const Tensor targets = targets_R_.Cols(0, logits_RV.rows);
   const Tensor logprobs = logprobs_R_.Cols(0, logits_RV.rows);
   device_.Upload(stream, targets, targets_R.data());
-  device_.LogProbs(stream, logprobs, Tensor{}, logits_RV, targets,
-                   temperature == 0 ? 1.0f : temperature);
+  vocabulary_->LogProbs(stream, logprobs, Tensor{}, logits_RV, targets,
+                        temperature == 0 ? 1.0f : temperature);
   device_.Download(stream, logprobs, logprobs_R.data());
 }
 

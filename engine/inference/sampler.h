@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "engine/device/device.h"
 #include "engine/inference/request.h"
+#include "engine/model/vocabulary_leaves.h"
 
 namespace stretto::engine {
 // Row r of the logits: what its next token is drawn from.
@@ -28,10 +29,11 @@ struct SampleRequest {
 
 class Sampler {
  public:
-  // `max_rows`: of LogProbs.
+  // `max_rows`: of LogProbs, and with several leaves of Sample. `k_leaves`: of the transformer.
   static absl::StatusOr<std::unique_ptr<Sampler>> Create(Device& device, int64_t vocab_size,
                                                          int64_t max_rows,
-                                                         std::vector<int32_t> eos_ids);
+                                                         std::vector<int32_t> eos_ids,
+                                                         int64_t k_leaves = 1);
 
   // One token a request from logits_BV, whose rows stay as they are. `logprob` is that of the raw
   // logits over the temperature in every case. Blocking.
@@ -51,6 +53,8 @@ class Sampler {
       : device_(device), vocab_size_(vocab_size), eos_ids_(std::move(eos_ids)) {}
   void SampleChanged(Stream& stream, const Tensor& logits_1V, const SampleRequest& request,
                      const SamplingRow& row, Sampled* sampled);
+  // Log-probs of sampled tokens, with sums over leaves.
+  void CorrectLogProbs(Stream& stream, const Tensor& logits_BV, absl::Span<Sampled> sampled);
   void ChangeLogits(const SampleRequest& request);
   void Penalize(const SampleRequest& request);
   void ApplyConstraint(const SampleRequest& request);
@@ -59,6 +63,7 @@ class Sampler {
   Device& device_;
   int64_t vocab_size_;
   std::vector<int32_t> eos_ids_;
+  std::unique_ptr<VocabularyLeaves> vocabulary_;
   Buffer scratch_;
   Tensor changed_V_, target_1_, logprob_1_;
   Tensor targets_R_, logprobs_R_;  // of LogProbs

@@ -86,6 +86,9 @@ absl::StatusOr<std::unique_ptr<PackedPass>> PackedPass::Create(const Transformer
   if (options.gradient_dtype != DType::kF32 && transformer.options().dtype != DType::kBF16) {
     return absl::InvalidArgumentError("packed pass: gradients of bf16 want weights of bf16");
   }
+  if (options.train && transformer.options().k_leaves != 1) {
+    return absl::InvalidArgumentError("packed pass: a model in leaves is trained by another one");
+  }
   std::unique_ptr<PackedPass> pass(new PackedPass(transformer, options));
   RETURN_IF_ERROR(pass->AllocateActivations());
   if (options.train) RETURN_IF_ERROR(pass->AllocateGradients());
@@ -124,6 +127,10 @@ absl::Status PackedPass::AllocateActivations() {
     for (const Wish& w : AttentionTensors(c, dtype, T, shared)) wishes.push_back(w);
   }
   if (!keep_gate_up) wishes.push_back(gate_up(shared));
+  const int64_t k_leaves = transformer_.options().k_leaves;
+  s.leaf_sums_TD.resize(static_cast<size_t>(NumLeafSums(k_leaves)));
+  for (Tensor& sum : s.leaf_sums_TD) wishes.push_back({&sum, DType::kF32, T, D});
+  ASSIGN_OR_RETURN(s.vocabulary, VocabularyLeaves::Create(device, k_leaves, R));
   RETURN_IF_ERROR(Grant(device, s.memory, wishes));
   s.layers.assign(c.num_layers, shared);
   for (int64_t l = 0; l < c.num_layers; ++l) {
@@ -193,7 +200,8 @@ void CheckPackedBatch(const Transformer& transformer, const PackedPassOptions& o
 LayerContext PackedPass::Context(Stream& stream, int64_t rows) const {
   return {transformer_.device(), stream,
           transformer_.config(), state_->positions_T.Cols(0, rows),
-          transformer_.cos_PC_,  transformer_.sin_PC_};
+          transformer_.cos_PC_,  transformer_.sin_PC_,
+          state_->leaf_sums_TD};
 }
 
 PackedAttention PackedPass::AttentionOf(const LayerTensors& t) const {
@@ -245,8 +253,8 @@ void PackedPass::Forward(Stream& stream, const ModelWeights& weights, const Pack
     }
     const Tensor logprobs = s.logprobs_R.Cols(0, count);
     const Tensor entropy = entropy_N.empty() ? Tensor{} : s.entropy_R.Cols(0, count);
-    device.LogProbs(stream, logprobs, entropy, s.logits_RV.Rows(0, count),
-                    s.targets_N.Cols(begin, count), options_.temperature);
+    s.vocabulary->LogProbs(stream, logprobs, entropy, s.logits_RV.Rows(0, count),
+                           s.targets_N.Cols(begin, count), options_.temperature);
     device.Download(stream, logprobs, &logprobs_N[begin]);
     if (entropy) device.Download(stream, entropy, &entropy_N[begin]);
   }

@@ -12,6 +12,8 @@ struct LayerContext {
   Stream& stream;
   const ModelConfig& config;
   Tensor positions_T, cos_PC, sin_PC;
+  // With weights in several leaves: NumLeafSums of them, f32, of as many rows as a pass has.
+  absl::Span<const Tensor> leaf_sums_TD = {};
 };
 
 // Tensors of one layer. Those that the backward pass does not need may be shared by all layers, and
@@ -33,6 +35,9 @@ struct Qkv {
   Tensor q, k, v;
 };
 Qkv AttentionInputs(const ModelConfig& config, const LayerTensors& t);
+
+// Tensors that a sum over so many leaves goes through; 0 for one.
+int64_t NumLeafSums(int64_t k_leaves);
 
 // Everything up to the rotated queries and keys.
 void RunProjections(const LayerContext& c, const LayerWeights& w, const LayerTensors& t);

@@ -5,7 +5,7 @@
 namespace stretto::engine {
 LeafSlice SliceOf(const ModelConfig& config, int64_t num_leaves, int64_t leaf) {
   STRETTO_CHECK(config.num_heads % num_leaves == 0 && leaf >= 0 && leaf < num_leaves);
-  const auto begin = [&](int64_t total, int64_t i) { return total * i / num_leaves; };
+  const auto begin = [&](int64_t total, int64_t i) { return LeafBegin(total, num_leaves, i); };
   LeafSlice s;
   s.num_heads = config.num_heads / num_leaves;
   s.head_begin = leaf * s.num_heads;

@@ -23,6 +23,10 @@ struct LeafSlice {
   int64_t mlp_begin = 0, mlp_cols = 0;
   int64_t vocab_begin = 0, vocab_rows = 0;
 };
+// Of `total` things that are cut, leaf i has those from here up to where leaf i + 1 begins.
+inline int64_t LeafBegin(int64_t total, int64_t num_leaves, int64_t leaf) {
+  return total * leaf / num_leaves;
+}
 // num_leaves divides the query heads.
 LeafSlice SliceOf(const ModelConfig& config, int64_t num_leaves, int64_t leaf);
 bool LeavesShareKv(const ModelConfig& config, int64_t num_leaves);

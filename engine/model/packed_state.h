@@ -4,6 +4,7 @@
 #include "engine/model/layer.h"
 #include "engine/model/memory.h"
 #include "engine/model/packed_pass.h"
+#include "engine/model/vocabulary_leaves.h"
 
 namespace stretto::engine {
 struct PackedPass::State {
@@ -15,6 +16,9 @@ struct PackedPass::State {
   // One chunk of the head, R rows.
   int64_t chunk_rows = 0;
   Tensor last_RD, normed_RD, logits_RV, logprobs_R, entropy_R;
+  // With several leaves, of a pass that isn't for training.
+  std::vector<Tensor> leaf_sums_TD;
+  std::unique_ptr<VocabularyLeaves> vocabulary;
   // Gradients, all f32.
   Tensor d_x_TD, d_normed_TD, d_qkv_TE, d_qk_TE, d_attention_TE, d_gate_up_T2F, d_activated_TF;
   Tensor d_last_RD, d_normed_RD, d_logprobs_R, d_entropy_R;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "engine/model/vocabulary_leaves.h"
+
 namespace stretto::engine::testing {
 namespace {
 // Aborts with the message unless OK.
@@ -230,9 +232,11 @@ std::vector<float> PagedLogProbs(TestModel& model, const std::vector<TestGroup>&
   const int64_t num_blocks = num_sequences * max_blocks + 3;
   auto sequences = Sequences(groups, num_blocks, random);
   const auto cache = Must(device.AllocateKvCache(model.transformer->CacheShape(num_blocks)));
-  const auto workspace = Must(Workspace::Create(device, model.transformer->config(),
-                                                model.transformer->options().dtype,
-                                                {total, num_targets, num_sequences, max_blocks}));
+  const TransformerOptions& options = model.transformer->options();
+  const auto workspace =
+      Must(Workspace::Create(device, model.transformer->config(), options.dtype,
+                             {total, num_targets, num_sequences, max_blocks, options.k_leaves}));
+  const auto vocabulary = Must(VocabularyLeaves::Create(device, options.k_leaves, num_targets));
   DeviceMemory memory;
   const Tensor targets = Must(memory.Make(device, DType::kI32, 1, num_targets));
   const Tensor logprobs = Must(memory.Make(device, DType::kF32, 1, num_targets));
@@ -260,8 +264,8 @@ std::vector<float> PagedLogProbs(TestModel& model, const std::vector<TestGroup>&
     const auto R = static_cast<int64_t>(call.targets.size());
     if (R == 0) continue;
     device.Upload(*model.stream, targets.Cols(0, R), call.targets.data());
-    device.LogProbs(*model.stream, logprobs.Cols(0, R), {}, logits, targets.Cols(0, R),
-                    temperature);
+    vocabulary->LogProbs(*model.stream, logprobs.Cols(0, R), {}, logits, targets.Cols(0, R),
+                         temperature);
     std::vector<float> host(R);
     device.Download(*model.stream, logprobs.Cols(0, R), host.data());
     for (int64_t i = 0; i < R; ++i) out[call.target_index[i]] = host[i];

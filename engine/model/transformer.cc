@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "engine/model/layer.h"
+#include "engine/model/leaf_layout.h"
 #include "engine/model/rope.h"
 
 namespace stretto::engine {
@@ -47,6 +48,8 @@ absl::StatusOr<std::unique_ptr<Workspace>> Workspace::Create(Device& device,
       {&w->last_context_, DType::kI32, 1, R},
       {&w->logits_, DType::kF32, R, config.vocab_size}};
   if (config.qk_norm) wishes.push_back({&w->qk_, dtype, T, (H + G) * C});
+  w->leaf_sums_.resize(static_cast<size_t>(NumLeafSums(limits.k_leaves)));
+  for (Tensor& sum : w->leaf_sums_) wishes.push_back({&sum, DType::kF32, T, D});
   for (const Wish& wish : wishes) {
     ASSIGN_OR_RETURN(*wish.tensor, w->memory_.Make(device, wish.dtype, wish.rows, wish.cols));
   }
@@ -64,6 +67,7 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(
                                                    options.max_sequence_length));
   }
   RETURN_IF_ERROR(ValidateConfig("model", config));
+  RETURN_IF_ERROR(CheckLeaves("model", config, options.k_leaves));
   std::unique_ptr<Transformer> t(new Transformer(device, config, options));
   const int64_t P = options.max_sequence_length, half = config.head_dim / 2;
   ASSIGN_OR_RETURN(t->cos_PC_, t->memory_.Make(device, DType::kF32, P, half));
@@ -131,15 +135,16 @@ LayerTensors Transformer::FirstRows(const Workspace& w, int64_t num_rows) const 
 Tensor Transformer::ForwardPaged(Stream& stream, const ModelWeights& weights,
                                  const PagedBatch& batch, KvCache& cache, Workspace& w) const {
   CheckBatch(batch, w.limits_);
-  STRETTO_CHECK(weights.dtype() == options_.dtype);
+  STRETTO_CHECK(weights.dtype() == options_.dtype && w.limits_.k_leaves == options_.k_leaves);
+  STRETTO_CHECK(weights.k_leaves() == options_.k_leaves);
   const auto T = static_cast<int64_t>(batch.ids_T.size());
   const auto upload = [&](const Tensor& buffer, absl::Span<const int32_t> values) {
     return UploadInts(device_, stream, buffer, values);
   };
   const Tensor ids_T = upload(w.ids_, batch.ids_T);
   const Tensor slots_T = upload(w.slots_, batch.slots_T);
-  const LayerContext c{device_, stream, config_, upload(w.positions_, batch.positions_T),
-                       cos_PC_, sin_PC_};
+  const LayerContext c{device_, stream,  config_,     upload(w.positions_, batch.positions_T),
+                       cos_PC_, sin_PC_, w.leaf_sums_};
   const LayerTensors t = FirstRows(w, T);
   const Qkv in = AttentionInputs(config_, t);
   PagedAttention attention;

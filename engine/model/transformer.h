@@ -29,6 +29,10 @@ struct TransformerOptions {
   // sequence of exactly this length, so that a token stays a function of its prefix alone: all
   // members of a run must be given the same number.
   int64_t max_sequence_length = 0;
+  // In how many leaves sums over inputs of o and down and over the vocabulary are made
+  // (leaf_layout.h): a part of the numeric profile, the same for all members of a run. For
+  // inference; a model that is trained in leaves has a pass of its own.
+  int64_t k_leaves = 1;
   // kInt8 or kFp8: the paged face keeps keys and values quantised. Its log-probs are then not those
   // of training.
   WeightFormat kv_format = WeightFormat::kPlain;
@@ -55,6 +59,7 @@ struct WorkspaceLimits {
   int64_t max_logits_rows = 0;          // R
   int64_t max_sequences = 0;            // S
   int64_t max_blocks_per_sequence = 0;  // M
+  int64_t k_leaves = 1;                 // of the transformer
 };
 
 // Scratch memory of the paged face, allocated once. One pass at a time.
@@ -72,6 +77,7 @@ class Workspace {
   DeviceMemory memory_;
   Tensor ids_, positions_, row_sequence_, context_length_, slots_, block_tables_, logits_rows_;
   Tensor x_, normed_, qkv_, qk_, attention_, branch_, gate_up_, activated_;
+  std::vector<Tensor> leaf_sums_;  // of more than one leaf
   Tensor last_, last_normed_, last_q_, last_sequence_, last_context_, logits_;
   std::vector<int32_t> host_;  // values that are about to be uploaded
   bool all_rows_finished_ = false;

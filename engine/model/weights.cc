@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "engine/formats/model_files.h"
+#include "engine/model/leaf_layout.h"
 
 namespace stretto::engine {
 namespace {
@@ -55,6 +56,22 @@ class Loader {
     if (!resident) RETURN_IF_ERROR(Upload(group, w_NK));
     ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> packed, device_.Pack(stream_, {w_NK}, format));
     return std::shared_ptr<PackedWeight>(std::move(packed));
+  }
+  // The matrix by its inputs, one part a leaf. `base`: empty or the parts of the base version.
+  using Leaves = std::vector<std::shared_ptr<PackedWeight>>;
+  absl::StatusOr<Leaves> PackLeaves(const ParameterView& group, const Leaves& base) {
+    if (!base.empty() && base[0]->format() == options_.format && !Changed(group)) return base;
+    const Tensor w_NK = staging_.View(dtype_, group.rows, group.cols);
+    RETURN_IF_ERROR(Upload(group, w_NK));
+    Leaves leaves;
+    for (int64_t leaf = 0; leaf < options_.k_leaves; ++leaf) {
+      const int64_t begin = LeafBegin(group.cols, options_.k_leaves, leaf);
+      const int64_t end = LeafBegin(group.cols, options_.k_leaves, leaf + 1);
+      ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> packed,
+                       device_.Pack(stream_, {w_NK.Cols(begin, end - begin)}, options_.format));
+      leaves.push_back(std::move(packed));
+    }
+    return leaves;
   }
 
  private:
@@ -174,8 +191,15 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device,
   const ModelWeights* base = options.base;
   for (size_t l = 0; l < layout.layers.size(); ++l) {
     LayerWeights of_base = base != nullptr ? base->layers[l] : LayerWeights{};
-    const std::vector<Matrix> from = Matrices(of_base, layout.layers[l]);
-    const std::vector<Matrix> to = Matrices(weights->layers[l], layout.layers[l]);
+    LayerWeights& layer = weights->layers[l];
+    LayerParameters whole = layout.layers[l];
+    if (options.k_leaves > 1) {
+      ASSIGN_OR_RETURN(layer.o_leaves, loader.PackLeaves(whole.o, of_base.o_leaves));
+      ASSIGN_OR_RETURN(layer.down_leaves, loader.PackLeaves(whole.down, of_base.down_leaves));
+      whole.o = whole.down = {};
+    }
+    const std::vector<Matrix> from = Matrices(of_base, whole);
+    const std::vector<Matrix> to = Matrices(layer, whole);
     for (size_t i = 0; i < to.size(); ++i) {
       ASSIGN_OR_RETURN(*to[i].first, loader.Pack(*to[i].second, options.format, *from[i].first));
     }
@@ -277,6 +301,8 @@ size_t LayerWeights::packed_bytes() const {
   for (const LeafWeights& l : leaves) {
     for (const auto& w : {l.qkv, l.k, l.v, l.o, l.gate_up, l.down}) add(w);
   }
+  for (const auto& w : o_leaves) add(w);
+  for (const auto& w : down_leaves) add(w);
   return total;
 }
 

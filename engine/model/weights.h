@@ -3,6 +3,7 @@
 // version beside the current one and swaps, the trainer refreshes its own after each step.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -34,6 +35,8 @@ struct LayerWeights {
   // Shared with another version's where no parameter in them changed.
   std::shared_ptr<PackedWeight> qkv, o, gate_up, down;
   std::vector<LeafWeights> leaves;  // in a layout of leaves, instead of the matrices above
+  // For inference in several leaves, instead of o and down: their inputs' parts.
+  std::vector<std::shared_ptr<PackedWeight>> o_leaves, down_leaves;
 
   size_t packed_bytes() const;
 };
@@ -47,6 +50,7 @@ struct WeightsOptions {
   // With `base`: whether a parameter differs from the base's. Matrices in which none does are
   // shared, and their parameters not read.
   std::function<bool(const Parameter& parameter)> changed = nullptr;
+  int64_t k_leaves = 1;  // TransformerOptions; the base has as many
 };
 
 class ModelWeights {
@@ -83,6 +87,10 @@ class ModelWeights {
 
   DType dtype() const { return embedding.dtype; }
   WeightFormat format() const { return format_; }
+  // Of weights for inference.
+  int64_t k_leaves() const {
+    return std::max<int64_t>(1, static_cast<int64_t>(layers[0].o_leaves.size()));
+  }
   // Device memory held, what is shared with other versions included.
   size_t bytes() const;
   size_t head_bytes() const;

@@ -214,8 +214,25 @@ absl::Status CheckpointWriter::Save(const Job& job, SaveReport& report) {
   return AwaitCommit(job, shard, report);
 }
 
+namespace {
+// A tensor that no part has whole (ranks, or leaves of a rank, have pieces of it) is read back for
+// its hash.
+absl::Status HashWholes(const std::string& folder, CheckpointManifest& manifest) {
+  CheckpointReader reader(folder, manifest);
+  for (const StateFile& file : kStateFiles) {
+    for (const std::string& name : reader.Names(file.which)) {
+      CheckpointTensor& tensor = manifest.tensors.at(TensorKey(file.which, name));
+      if (!tensor.hash.empty()) continue;
+      ASSIGN_OR_RETURN(tensor.hash, reader.HashOf(file.which, name));
+    }
+  }
+  return absl::OkStatus();
+}
+}  // namespace
+
 absl::Status CheckpointWriter::SaveAlone(const Job& job, ShardResult shard, SaveReport& report) {
   CheckpointManifest& manifest = shard.fragment;
+  RETURN_IF_ERROR(HashWholes(PartialOf(job), manifest));
   manifest.info.checkpoint_hash = report.info.checkpoint_hash = ContentHash(manifest);
   return CommitCheckpoint(files_, options_.root, PartialOf(job), manifest, options_.keep);
 }
@@ -241,7 +258,7 @@ absl::StatusOr<CheckpointManifest> CheckpointWriter::ReadShard(const Job& job, i
   return manifest;
 }
 
-// Rank 0: joins all shares. A tensor that no rank has whole is read back for its hash.
+// Rank 0: joins all shares.
 absl::Status CheckpointWriter::Complete(const Job& job, ShardResult shard, SaveReport& report) {
   CheckpointManifest manifest = std::move(shard.fragment);
   for (int r = 1; r < job.num_ranks; ++r) {
@@ -250,14 +267,7 @@ absl::Status CheckpointWriter::Complete(const Job& job, ShardResult shard, SaveR
   }
   JoinFiles(manifest);
   const std::string partial = PartialOf(job);
-  CheckpointReader reader(partial, manifest);
-  for (const StateFile& file : kStateFiles) {
-    for (const std::string& name : reader.Names(file.which)) {
-      CheckpointTensor& tensor = manifest.tensors.at(TensorKey(file.which, name));
-      if (!tensor.hash.empty()) continue;
-      ASSIGN_OR_RETURN(tensor.hash, reader.HashOf(file.which, name));
-    }
-  }
+  RETURN_IF_ERROR(HashWholes(partial, manifest));
   manifest.info.checkpoint_hash = report.info.checkpoint_hash = ContentHash(manifest);
   for (int r = 1; r < job.num_ranks; ++r) RETURN_IF_ERROR(files_.RemoveAll(ShardFile(job, r)));
   return CommitCheckpoint(files_, options_.root, partial, manifest, options_.keep);

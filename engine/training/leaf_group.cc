@@ -82,6 +82,7 @@ CollectiveCall LeafGroup::SumCall(CollectiveKind kind, const std::vector<Tensor>
   }
   for (size_t i = 0; i < nodes_.size(); ++i) {
     call.parts.push_back({nodes_[i], device_.HostMemory(nodes[i])});
+    STRETTO_CHECK(call.parts.back().data != nullptr);
   }
   return call;
 }

@@ -143,7 +143,12 @@ TEST_CASE("one to four ranks that share a model end several steps with the same 
   INFO("seed " << stretto::testing::Seed());
   for (int round = 0; round < 4; ++round) {
     const int64_t heads = round % 2 == 0 ? 4 : 12;
-    const ModelConfig config = LeafConfig(random, heads);
+    ModelConfig config = LeafConfig(random, heads);
+    if (round == 2) {  // layers in which leaves share more than in the head
+      config.num_kv_heads = 2;
+      config.head_dim = 16;
+      config.hidden_size = 160;
+    }
     TrainerOptions options = SmallOptions(kLength);
     options.parallel.k_leaves = heads;
     options.parallel.reduction_leaves = 64;
@@ -412,6 +417,23 @@ TEST_CASE("a checkpoint loads into any other layout of the same leaves") {
     return saved->checkpoint_hash;
   });
   for (const std::string& h : hashes) CHECK(h == hash);
+  {
+    // A rank that is alone writes its leaves' rectangles.
+    TrainerOptions alone = options;
+    alone.parallel.tensor_parallel = 1;
+    const auto device = MakeDevice("cpu", 1);
+    const auto engine = EngineIn(nullptr, *device, config, alone);
+    Outcome out;
+    Take(*engine, first, out);
+    stretto::testing::TempDir folder;
+    CheckpointWriterOptions background;
+    background.root = folder.path();
+    CheckpointWriter writer(Files::Real(), background);
+    REQUIRE_OK(writer.Start(*engine, "{}"));
+    const auto report = writer.Wait();
+    REQUIRE(report.has_value());
+    CHECK(report->info.checkpoint_hash == hash);
+  }
   // Each rank's share in files of its own: rectangles of the same state.
   const auto in_shards = LatestCheckpoint(Files::Real(), shards.path());
   REQUIRE_OK(in_shards);

@@ -163,6 +163,7 @@ class TrainerEngine {
   absl::StatusOr<std::shared_ptr<const HostWeights>> GatherWeights();
   // Rows [row_begin, row_end) of a parameter, for export (RowReader): kF32 gives the masters, kBF16
   // the weights of computation. FailedPrecondition where this rank doesn't hold them all.
+  bool HoldsAll(DType dtype) const;  // that ReadRows reads
   absl::Status ReadRows(const Parameter& parameter, int64_t row_begin, int64_t row_end, DType dtype,
                         void* dst);
 

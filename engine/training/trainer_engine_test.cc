@@ -136,42 +136,81 @@ TEST_CASE("the mismatch is exactly 0 on fresh tokens and counts no stale ones") 
   CHECK(result->logprob_mismatch_sum == Approx(1.0));
 }
 
+// Log-probs of the trainer's current weights from its own pass, from paged inference, and from the
+// pass that scorers make, all in k_leaves.
+void CheckLogProbsOfAll(const ModelConfig& config, int64_t k_leaves, PhiloxStream& random) {
+  const auto trainer_device = MakeDevice("cpu", 2), generator_device = MakeDevice("cpu", 1);
+  TrainerOptions options = SmallOptions(kLength);
+  options.parallel.k_leaves = k_leaves;
+  const auto engine = MakeEngine(*trainer_device, config, options, 7);
+  REQUIRE_OK(engine->Step(RandomBatch(config, kLength, random), TestObjective()));
+  const auto host = engine->GetWeights();
+  CHECK(host->version() == 1);
+
+  const auto groups = RandomGroups(config, kLength, random);
+  TrainBatch batch;
+  for (const TestGroup& g : groups) {
+    TrainGroup& group = batch.groups.emplace_back();
+    group.prompt_ids = g.prompt;
+    for (const auto& ids : g.completions) group.completions.emplace_back().ids = ids;
+  }
+  const auto expected = engine->LogProbs(batch);
+  REQUIRE_OK(expected);
+  std::vector<float> flat;
+  for (const auto& g : expected->logprobs) {
+    for (const auto& c : g) flat.insert(flat.end(), c.begin(), c.end());
+  }
+  TestModel generator(*generator_device, config, DType::kBF16, kLength,
+                      RandomParameters(config, random));
+  auto transformer =
+      Transformer::Create(*generator_device, config, {DType::kBF16, kLength, k_leaves});
+  REQUIRE_OK(transformer);
+  generator.transformer = *std::move(transformer);
+  WeightsOptions weights_options;
+  weights_options.k_leaves = k_leaves;
+  auto loaded = ModelWeights::Load(
+      *generator_device, *generator.stream, config, DType::kBF16,
+      [&](const Parameter& p, DType, void* dst) -> absl::Status {
+        const auto bytes = host->bytes(p);
+        std::memcpy(dst, bytes.data(), bytes.size());
+        return absl::OkStatus();
+      },
+      weights_options);
+  REQUIRE_OK(loaded);
+  generator.weights = *std::move(loaded);
+  CHECK(SameBits(PagedLogProbs(generator, groups, 1.0f, random), flat));
+
+  const PackedBatch packed = Pack(groups, /*share=*/true);
+  PackedPassOptions pass_options;
+  pass_options.max_rows = packed.num_rows();
+  pass_options.max_targets = packed.num_targets();
+  pass_options.train = false;
+  pass_options.logits_bytes = 3 * sizeof(float) * static_cast<size_t>(config.vocab_size);
+  auto pass = PackedPass::Create(*generator.transformer, pass_options);
+  REQUIRE_OK(pass);
+  std::vector<float> scored(flat.size());
+  (*pass)->Forward(*generator.stream, *generator.weights, packed, absl::MakeSpan(scored), {});
+  CHECK(SameBits(scored, flat));
+}
+
 TEST_CASE(
     "the trainer's weights are the generator's: paged inference gives the trainer's log-probs") {
   PhiloxStream random(stretto::testing::Seed(), 33);
   for (int round = 0; round < 3; ++round) {
     INFO("seed " << stretto::testing::Seed() << " round " << round);
-    const ModelConfig config = RandomConfig(random);
-    const auto trainer_device = MakeDevice("cpu", 2), generator_device = MakeDevice("cpu", 1);
-    const auto engine = MakeEngine(*trainer_device, config, SmallOptions(kLength), 7);
-    REQUIRE_OK(engine->Step(RandomBatch(config, kLength, random), TestObjective()));
-    const auto host = engine->GetWeights();
-    CHECK(host->version() == 1);
+    CheckLogProbsOfAll(RandomConfig(random), 1, random);
+  }
+}
 
-    const auto groups = RandomGroups(config, kLength, random);
-    TrainBatch batch;
-    for (const TestGroup& g : groups) {
-      TrainGroup& group = batch.groups.emplace_back();
-      group.prompt_ids = g.prompt;
-      for (const auto& ids : g.completions) group.completions.emplace_back().ids = ids;
-    }
-    const auto expected = engine->LogProbs(batch);
-    REQUIRE_OK(expected);
-    std::vector<float> flat;
-    for (const auto& g : expected->logprobs) {
-      for (const auto& c : g) flat.insert(flat.end(), c.begin(), c.end());
-    }
-    TestModel generator(*generator_device, config, DType::kBF16, kLength,
-                        RandomParameters(config, random));
-    auto loaded = ModelWeights::Load(*generator_device, *generator.stream, config, DType::kBF16,
-                                     [&](const Parameter& p, DType, void* dst) -> absl::Status {
-                                       const auto bytes = host->bytes(p);
-                                       std::memcpy(dst, bytes.data(), bytes.size());
-                                       return absl::OkStatus();
-                                     });
-    REQUIRE_OK(loaded);
-    generator.weights = *std::move(loaded);
-    CHECK(SameBits(PagedLogProbs(generator, groups, 1.0f, random), flat));
+TEST_CASE("sums in several leaves: generators and scorers give the trainer's log-probs as well") {
+  PhiloxStream random(stretto::testing::Seed(), 36);
+  for (const int64_t k_leaves : {2, 3, 6}) {
+    INFO("seed " << stretto::testing::Seed() << " k_leaves " << k_leaves);
+    ModelConfig config = RandomConfig(random);
+    config.num_heads = 6;
+    config.num_kv_heads = k_leaves == 3 ? 2 : 3;
+    config.head_dim = 8;
+    CheckLogProbsOfAll(config, k_leaves, random);
   }
 }
 

@@ -85,6 +85,12 @@ absl::StatusOr<std::shared_ptr<const HostWeights>> TrainerEngine::GatherWeights(
   return host;
 }
 
+bool TrainerEngine::HoldsAll(DType dtype) const {
+  if (adapted_ != nullptr) return true;
+  return leaves_group() == nullptr &&
+         (dtype == DType::kF32 ? state_->has_all_masters() : state_->has_all_weights());
+}
+
 absl::Status TrainerEngine::ReadRows(const Parameter& parameter, int64_t row_begin, int64_t row_end,
                                      DType dtype, void* dst) {
   const ParameterView& view = parameter.view;
@@ -94,11 +100,10 @@ absl::Status TrainerEngine::ReadRows(const Parameter& parameter, int64_t row_beg
   }
   const bool masters = dtype == DType::kF32;
   if (adapted_ != nullptr) return ReadAdaptedRows(parameter, row_begin, row_end, dtype, dst);
-  const bool shares_leaves = tensor_ != nullptr && tensor_->leaves() != nullptr;
-  if (shares_leaves || (masters ? !state_->has_all_masters() : !state_->has_all_weights())) {
+  if (!HoldsAll(dtype)) {
     return absl::FailedPreconditionError(
         absl::StrCat(parameter.spec.name, ": this rank holds a part of it; ",
-                     shares_leaves ? "tensor_parallel" : Name(options_.parallel.kind),
+                     leaves_group() != nullptr ? "tensor_parallel" : Name(options_.parallel.kind),
                      " divides it among ranks"));
   }
   const int64_t begin = view.offset + row_begin * view.cols;

@@ -30,6 +30,7 @@ ModelHostOptions OptionsOfRun(const RunConfig& run, int threads) {
       .path = run.model.path,
       .dtype = run.model.dtype,
       .prompts = {.chat_format = run.model.chat_format, .system_prompt = run.data.system_prompt},
+      .k_leaves = run.train.k_leaves,
       .max_sequence_length = run.model.max_sequence_length,
       .backend = run.cluster.backend,
       .threads = threads};
@@ -67,12 +68,14 @@ absl::Status MakeDevice(const ModelHostOptions& options, ModelHost* host) {
   engine::TransformerOptions transformer;
   transformer.dtype = host->dtype;
   transformer.kv_format = kv_format;
+  transformer.k_leaves = options.k_leaves;
   ASSIGN_OR_RETURN(transformer.max_sequence_length, ContextOf(options, host->files.config));
   ASSIGN_OR_RETURN(host->transformer,
                    engine::Transformer::Create(*host->device, host->files.config, transformer));
   engine::NumericProfile profile = host->device->Profile(host->dtype);
   profile.weights = host->weight_format;
   profile.kv = kv_format;
+  profile.k_leaves = static_cast<int>(options.k_leaves);
   host->profile = ToProto(profile);
   return absl::OkStatus();
 }
@@ -187,6 +190,7 @@ absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> BuildWeights(
     return absl::OkStatus();
   };
   engine::WeightsOptions options{.format = host.weight_format};
+  options.k_leaves = host.transformer->options().k_leaves;
   if (base.weights != nullptr && engine::SameTensors(base.version->manifest, version.manifest)) {
     options.base = base.weights;
     options.changed = [&](const Parameter& parameter) {

@@ -24,6 +24,7 @@ struct ModelHostOptions {
   std::string weight_dtype = "bf16";  // bf16 (as dtype says), int8, int4 or fp8: of matrices
   std::string kv_dtype = "bf16";      // bf16 (as dtype says), int8 or fp8: of the KV cache
   engine::PromptOptions prompts;      // chat format and system prompt, as in the run file
+  int64_t k_leaves = 1;               // of sums over what leaves share, as in the run file
   int64_t max_sequence_length = 0;    // 0: the model's own, at most kDefaultMaxSequence
   std::string backend = "cpu";
   int threads = 0;

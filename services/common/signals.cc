@@ -25,6 +25,7 @@ sigset_t StopSignals() {
 
 Signals::Signals(StopSignal* stop) : stop_(stop) {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write
   const sigset_t set = StopSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   thread_ = std::thread([this] { Run(); });

@@ -50,6 +50,7 @@ CoreOptions MakeCoreOptions(const RunConfig& c, const Dataset& train, const Data
   o.kl_controller = {.target = c.algorithm.kl_target, .horizon = c.algorithm.kl_horizon};
   o.num_trainers = c.cluster.trainers;
   o.min_trainers = c.cluster.min_trainers;
+  o.ranks_per_copy = c.cluster.tensor_parallel;
   o.relay_fanout = c.cluster.relay_fanout;
   o.trainer_grace_ns = c.cluster.trainer_grace_ms * 1'000'000;
   o.settle_ns = 20'000'000;

@@ -274,6 +274,7 @@ void Coordinator::Do(const JoinRank& command) {
   v1::TrainerGroup* group = request.mutable_group();
   group->set_epoch(command.group_epoch);
   group->set_layout(config_.cluster.trainer_layout);
+  group->set_tensor_parallel(static_cast<uint32_t>(config_.cluster.tensor_parallel));
   group->set_collective_timeout_ms(static_cast<uint32_t>(config_.cluster.collective_timeout_ms));
   for (const JoinRank::Peer& peer : command.ranks) {
     v1::RankAddress* rank = group->add_ranks();

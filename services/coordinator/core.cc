@@ -24,6 +24,7 @@ Core::Core(CoreOptions options, RestoredRun restored)
   checkpoints_.version = checkpoints_.begun_version = restored.checkpoint_version;
   STRETTO_CHECK(options_.prompts_per_step > 0 && options_.group_size > 0);
   STRETTO_CHECK(options_.min_trainers > 0 && options_.min_trainers <= options_.num_trainers);
+  STRETTO_CHECK(options_.num_trainers % options_.ranks_per_copy == 0);
   trainers_.epoch = restored.trainer_epoch;
   if (!versions_.empty()) version_ = {versions_.rbegin()->first, versions_.rbegin()->second};
   for (Group& group : restored.groups) {

@@ -206,6 +206,7 @@ class Core {
   bool has_group() const { return options_.num_trainers > 1; }
   int64_t NumLiveTrainers() const;
   int64_t NumRanksWanted(int64_t now_ns) const;
+  int64_t WholeCopies(int64_t num_ranks) const;
   void FormTrainers(int64_t now_ns);
   void LoseTrainers(const std::string& why, int64_t now_ns);
   void TrainersFailed(const absl::Status& status, const std::string& what, int64_t now_ns);

@@ -23,7 +23,8 @@ double CheckpointIntervalSeconds(double save_seconds, double mtbf_seconds) {
 }
 
 bool Core::TrainersWait() const {
-  return NumLiveTrainers() > static_cast<int64_t>(trainers_.ranks.size()) && version_.number > 0;
+  return WholeCopies(NumLiveTrainers()) > static_cast<int64_t>(trainers_.ranks.size()) &&
+         version_.number > 0;
 }
 
 bool Core::CheckpointIsDue(int64_t now_ns) const {

@@ -74,8 +74,13 @@ int64_t Core::NumRanksWanted(int64_t now_ns) const {
   }
   const bool is_late = trainers_.missing_since_ns >= 0 &&
                        now_ns - trainers_.missing_since_ns >= options_.trainer_grace_ns;
-  return is_late ? options_.min_trainers
-                 : std::max(options_.min_trainers, options_.num_trainers - num_left);
+  const int64_t least = WholeCopies(options_.min_trainers + options_.ranks_per_copy - 1);
+  return is_late ? least : std::max(least, WholeCopies(options_.num_trainers - num_left));
+}
+
+// Of so many ranks, those that make up whole copies of the model.
+int64_t Core::WholeCopies(int64_t num_ranks) const {
+  return num_ranks / options_.ranks_per_copy * options_.ranks_per_copy;
 }
 
 // Whoever was asked and has not answered is not waited for.
@@ -100,6 +105,7 @@ void Core::FormTrainers(int64_t now_ns) {
       there.push_back(&member);
     }
   }
+  there.resize(static_cast<size_t>(WholeCopies(static_cast<int64_t>(there.size()))));
   if (trainers_.phase == Phase::kReady) {
     const bool is_saved = version_.number <= 0 || checkpoints_.version >= version_.number;
     if (there.size() <= trainers_.ranks.size() || trainers_.is_busy() || !is_saved ||
@@ -332,7 +338,7 @@ bool Core::OnStepTaken(const TakeStep& asked, const absl::Status& status, const 
   const std::string what = absl::StrCat("step ", asked.step);
   if (!status.ok()) {
     members_[asked.member].not_before_ns = now_ns + options_.retry_ns;
-    TrainersFailed(status, what, now_ns);
+    TrainersFailed(status, absl::StrCat(what, " on ", asked.member), now_ns);
     return false;
   }
   if (version.number != asked.step) {

@@ -44,8 +44,9 @@ struct CoreOptions {
   bool shuffle = true;
   double kl_coef = 0;  // of the first step
   rl::KlController kl_controller = {};
-  int64_t num_trainers = 1;  // that train together
-  int64_t min_trainers = 1;  // that go on when the others don't come within the grace
+  int64_t num_trainers = 1;    // that train together
+  int64_t min_trainers = 1;    // that go on when the others don't come within the grace
+  int64_t ranks_per_copy = 1;  // of the model: a group has a multiple of these
   int64_t trainer_grace_ns = 30'000'000'000;
   int64_t relay_fanout = 1;  // generators that each sender of weights feeds
 

@@ -39,9 +39,16 @@ absl::StatusOr<std::shared_ptr<engine::Communicator>> GroupSeat::Join(
     listener = std::move(listener_);
     listener_.reset();
   }
+  // A peer may have gone since it was prepared: the next group's preparation ends this one's
+  // making.
+  const auto is_over = [this, epoch = static_cast<uint64_t>(table.epoch)] {
+    absl::MutexLock lock(&mutex_);
+    return epoch_ != epoch;
+  };
   ASSIGN_OR_RETURN(std::unique_ptr<engine::Communicator> connected,
-                   engine::ConnectGroup(*std::move(listener), table, rank,
-                                        {.timeout = timeout, .connect_timeout = timeout}));
+                   engine::ConnectGroup(
+                       *std::move(listener), table, rank,
+                       {.timeout = timeout, .connect_timeout = timeout, .is_cancelled = is_over}));
   std::shared_ptr<engine::Communicator> group = std::move(connected);
   absl::MutexLock lock(&mutex_);
   if (static_cast<uint64_t>(table.epoch) != epoch_) {

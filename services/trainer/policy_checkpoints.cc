@@ -60,6 +60,21 @@ absl::Status PolicyTrainer::RestoreOrBegin() {
   return absl::OkStatus();
 }
 
+void PolicyTrainer::GiveUpState(const absl::Status& why) {
+  if (group_ != nullptr) {
+    group_->Abort(why.message());
+    return;
+  }
+  LogWarning("the update ended half done: ", why.message());
+  absl::Status status = RestoreOrBegin();
+  if (status.ok()) status = Publish().status();
+  if (status.ok()) {
+    LogInfo("back at version ", engine_->version());
+  } else {
+    LogWarning("nothing can be restored: ", status.message());
+  }
+}
+
 bool PolicyTrainer::HasSave(int64_t version, uint64_t group_epoch) const {
   absl::MutexLock lock(&state_mutex_);
   return save_.version == version && state_.group_epoch == group_epoch;

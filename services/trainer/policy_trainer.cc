@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "engine/formats/export_hf.h"
 #include "services/common/log.h"
 #include "services/common/member_client.h"
 
@@ -33,8 +32,11 @@ absl::StatusOr<rl::ObjectiveOptions> ObjectiveOptionsOf(const RunConfig& run) {
 }
 
 absl::StatusOr<engine::TrainerOptions> EngineOptionsOf(const RunConfig& run, const ModelHost& host,
-                                                       const std::string& layout) {
+                                                       const std::string& layout,
+                                                       int64_t tensor_parallel) {
   engine::TrainerOptions options;
+  options.parallel.tensor_parallel = tensor_parallel;
+  options.parallel.k_leaves = run.train.k_leaves;
   ASSIGN_OR_RETURN(options.parallel.kind, engine::ParseDataParallel(layout));
   options.parallel.reduction_leaves = run.train.reduction_leaves;
   options.dtype = host.dtype;
@@ -103,12 +105,12 @@ absl::StatusOr<std::unique_ptr<PolicyTrainer>> PolicyTrainer::Open(const RunConf
   if (run.cluster.trainers > 1) return trainer;
   absl::MutexLock lock(&trainer->engine_mutex_);
   // Alone there is nothing to divide; the bits are those of every layout.
-  RETURN_IF_ERROR(trainer->OpenEngine("ddp"));
+  RETURN_IF_ERROR(trainer->OpenEngine("ddp", 1));
   return trainer;
 }
 
-absl::Status PolicyTrainer::OpenEngine(const std::string& layout) {
-  RETURN_IF_ERROR(CreateEngine(layout));
+absl::Status PolicyTrainer::OpenEngine(const std::string& layout, int64_t tensor_parallel) {
+  RETURN_IF_ERROR(CreateEngine(layout, tensor_parallel));
   OpenWriter();
   RETURN_IF_ERROR(RestoreOrBegin());
   ASSIGN_OR_RETURN(const std::string hash, Publish());
@@ -116,8 +118,9 @@ absl::Status PolicyTrainer::OpenEngine(const std::string& layout) {
   return absl::OkStatus();
 }
 
-absl::Status PolicyTrainer::CreateEngine(const std::string& layout) {
-  ASSIGN_OR_RETURN(engine::TrainerOptions options, EngineOptionsOf(run_, *host_, layout));
+absl::Status PolicyTrainer::CreateEngine(const std::string& layout, int64_t tensor_parallel) {
+  ASSIGN_OR_RETURN(engine::TrainerOptions options,
+                   EngineOptionsOf(run_, *host_, layout, tensor_parallel));
   const LoraSection& lora = run_.lora;
   ASSIGN_OR_RETURN(engine::PeftAdapter adapter,
                    engine::ResolveLora(host_->files.config, {lora.rank, lora.alpha, lora.targets},
@@ -183,7 +186,15 @@ absl::StatusOr<StepOutcome> PolicyTrainer::TakeStep(const StepRequest& request) 
   // A repeat waited for the first call, and finds its result here.
   ASSIGN_OR_RETURN(absl::optional<StepOutcome> taken, Look(request));
   if (taken.has_value()) return *std::move(taken);
-  ASSIGN_OR_RETURN(StepOutcome outcome, Compute(request));
+  absl::StatusOr<StepOutcome> computed = Compute(request);
+  if (!computed.ok()) {
+    absl::Status state = engine_->state_status();
+    if (critic_ != nullptr) state.Update(critic_->state_status());
+    if (state.ok()) return computed.status();
+    GiveUpState(computed.status());
+    return absl::UnavailableError(computed.status().message());
+  }
+  StepOutcome outcome = *std::move(computed);
   {
     absl::MutexLock state(&state_mutex_);
     state_.busy_seconds += outcome.seconds;
@@ -331,45 +342,6 @@ void PolicyTrainer::ReportQuantizationGap(const StepOutcome& outcome) {
                  {"statistic", statistic}})
         .Set(found->second);
   }
-}
-
-absl::StatusOr<int64_t> PolicyTrainer::Export(const std::string& path, const std::string& dtype) {
-  engine::ExportOptions options;
-  options.path = path;
-  if (path.empty()) return absl::InvalidArgumentError("path: the folder to write is expected");
-  if (dtype.empty() || dtype == "bf16") {
-    options.type = DType::kBF16;
-  } else if (dtype == "f32") {
-    options.type = DType::kF32;
-  } else {
-    return absl::InvalidArgumentError(absl::StrCat("dtype '", dtype, "': expected bf16 or f32"));
-  }
-  options.config = host_->files.config;
-  options.generation = host_->files.generation;
-  // Writing over an earlier export is a repeat; over anything else a mistake.
-  options.overwrite = files_.Exists(JoinPath(path, "config.json")) &&
-                      files_.Exists(JoinPath(path, "model.safetensors"));
-  if (host_->files.kind == engine::ModelFiles::Kind::kFolder) {
-    options.tokenizer_folder = host_->files.path;
-  } else {
-    const engine::Tokenizer& tokenizer = host_->prompts->tokenizer();
-    options.tokenizer_files = {{"tokenizer.json", tokenizer.ToTokenizerJson()},
-                               {"tokenizer_config.json", tokenizer.ToTokenizerConfigJson()}};
-  }
-  absl::MutexLock lock(&engine_mutex_);
-  if (engine_ == nullptr) return absl::FailedPreconditionError("this trainer is in no group yet");
-  engine::TrainerEngine* engine = engine_.get();
-  const engine::RowReader read = [engine](const engine::TensorSpec& tensor, int64_t row_begin,
-                                          int64_t row_end, DType type, void* dst) -> absl::Status {
-    const Parameter* parameter = engine->layout().Find(tensor.name);
-    if (parameter == nullptr) {
-      return absl::NotFoundError(absl::StrCat("no parameter ", tensor.name));
-    }
-    return engine->ReadRows(*parameter, row_begin, row_end, type, dst);
-  };
-  RETURN_IF_ERROR(engine::ExportHf(files_, options, read));
-  LogInfo("version ", engine_->version(), " exported to ", path);
-  return engine_->version();
 }
 
 TrainerState PolicyTrainer::State() const {

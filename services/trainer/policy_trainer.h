@@ -19,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/files.h"
 #include "config/run_config.h"
+#include "engine/formats/export_hf.h"
 #include "engine/training/checkpoint_writer.h"
 #include "engine/training/trainer_engine.h"
 #include "engine/weights/store.h"
@@ -58,6 +59,7 @@ struct GroupRequest {
   engine::GroupTable table;
   int rank = 0;
   std::string layout;  // "ddp", "zero1", "zero2", "fsdp"
+  int64_t tensor_parallel = 1;
   absl::Duration timeout = absl::Seconds(60);
 };
 
@@ -125,10 +127,16 @@ class PolicyTrainer {
  private:
   PolicyTrainer(const RunConfig& run, const ModelHost* host, Metrics* metrics, GroupSeat* seat,
                 Files& files);
-  absl::Status OpenEngine(const std::string& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
-  absl::Status CreateEngine(const std::string& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  // Layout and tensor_parallel of a group, or of a trainer that is alone.
+  absl::Status OpenEngine(const std::string& layout, int64_t tensor_parallel)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  absl::Status CreateEngine(const std::string& layout, int64_t tensor_parallel)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   void OpenWriter() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   absl::Status RestoreOrBegin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  // After an update that ended half done (a disk's error): a rank's peers are told, so that they
+  // needn't wait, and the next group begins at a checkpoint; alone that is done at once.
+  void GiveUpState(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   std::string CheckpointRoot() const;
   void SaveIsOver(const engine::SaveReport& report);
   // In a group: what all ranks have come to, the same on each.
@@ -137,6 +145,9 @@ class PolicyTrainer {
     return group_ == nullptr || group_->rank() == 0;
   }
   absl::Status CheckGroup(uint64_t group_epoch) const;
+  // Gives rows of the policy as they are now; while engine_mutex_ is held.
+  absl::StatusOr<engine::RowReader> ReadPolicy(DType type)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   // Makes the engine's weights the newest version of the store; its hash.
   absl::StatusOr<std::string> Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   absl::StatusOr<StepOutcome> Compute(const StepRequest& request)

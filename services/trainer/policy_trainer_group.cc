@@ -30,14 +30,18 @@ absl::StatusOr<TrainerState> PolicyTrainer::JoinGroup(const GroupRequest& reques
   }
   ASSIGN_OR_RETURN(group_, seat_->Join(request.table, request.rank, request.timeout));
   LogInfo("rank ", request.rank, " of ", group_->size(), " in group epoch ", epoch, ", ",
-          request.layout);
+          request.layout,
+          request.tensor_parallel == 1
+              ? ""
+              : absl::StrCat(", tensor_parallel ", request.tensor_parallel));
   {
     absl::MutexLock state(&state_mutex_);
     state_.rank = request.rank;
     state_.num_ranks = group_->size();
     state_.group_epoch = epoch;
   }
-  if (const absl::Status status = OpenEngine(request.layout); !status.ok()) {
+  if (const absl::Status status = OpenEngine(request.layout, request.tensor_parallel);
+      !status.ok()) {
     // The others are told, in case they wait for this rank.
     group_->Abort(status.message());
     writer_ = nullptr;

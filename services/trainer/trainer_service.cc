@@ -1,5 +1,6 @@
 #include "services/trainer/trainer_service.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -84,6 +85,7 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
     }
     join.rank = static_cast<int>(request->rank());
     join.layout = group.layout();
+    join.tensor_parallel = std::max<int64_t>(1, group.tensor_parallel());
     join.timeout = absl::Milliseconds(group.collective_timeout_ms());
     if (join.rank >= join.table.size() || group.collective_timeout_ms() == 0) {
       return ToGrpc(absl::InvalidArgumentError("a rank of the group and a timeout are expected"));

@@ -3,18 +3,16 @@
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <map>
-#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/files.h"
-#include "base/philox.h"
 #include "nlohmann/json.hpp"
 #include "stretto/v1/coordinator.grpc.pb.h"
-#include "stretto/v1/trainer.grpc.pb.h"
 #include "tests/integration/client.h"
 #include "tests/integration/test_run.h"
+#include "tests/integration/trainer_sets.h"
 
 namespace stretto::testing {
 namespace {
@@ -22,211 +20,6 @@ using nlohmann::json;
 constexpr int64_t kRunTimeoutMs = 180000;
 // Enough that what a test does at a step comes before the end.
 constexpr int kSteps = 12;
-constexpr char kLeaves[] = "train.reduction_leaves=16";
-constexpr char kSmallBatches[] = "train.micro_batch_tokens=48";
-
-std::vector<std::string> SetArguments(const std::vector<std::string>& sets) {
-  std::vector<std::string> arguments;
-  for (const std::string& set : sets) {
-    arguments.push_back("--set");
-    arguments.push_back(set);
-  }
-  return arguments;
-}
-
-// A trainer that the test drives itself.
-struct Rank {
-  Rank(const TestRun& run, const std::string& name, const std::vector<std::string>& sets)
-      : name(name), process(run.Start("trainer", name, 0, SetArguments(sets))) {
-    stub = Connect<v1::Trainer>(run.WaitForAddress(process, name));
-  }
-  grpc::Status Prepare(uint64_t epoch, std::string* address) {
-    CallContext context;
-    v1::PrepareGroupRequest request;
-    request.set_group_epoch(epoch);
-    v1::PrepareGroupResponse response;
-    const grpc::Status status = stub->PrepareGroup(&context, request, &response);
-    *address = response.peer_address();
-    return status;
-  }
-  grpc::Status Step(int64_t step, const v1::PolicyVersion& base, uint64_t epoch,
-                    const std::vector<v1::ExperienceGroup>& groups, v1::TrainStepResponse* taken) {
-    CallContext context;
-    auto writer = stub->TrainStep(&context, taken);
-    v1::TrainStepChunk chunk;
-    chunk.mutable_header()->set_step(step);
-    *chunk.mutable_header()->mutable_base_version() = base;
-    chunk.mutable_header()->set_group_epoch(epoch);
-    chunk.mutable_header()->set_num_groups(static_cast<uint32_t>(groups.size()));
-    writer->Write(chunk);
-    for (const v1::ExperienceGroup& group : groups) {
-      *chunk.mutable_group() = group;
-      if (!writer->Write(chunk)) break;
-    }
-    writer->WritesDone();
-    return writer->Finish();
-  }
-
-  std::string name;
-  Process process;
-  std::unique_ptr<v1::Trainer::Stub> stub;
-};
-
-std::vector<v1::ExperienceGroup> RandomGroups(PhiloxStream& random) {
-  std::vector<v1::ExperienceGroup> groups;
-  for (int g = 0; g < 3; ++g) {
-    v1::ExperienceGroup& group = groups.emplace_back();
-    group.mutable_prompt_id()->set_index(static_cast<uint64_t>(g));
-    for (int t = 0; t < 6; ++t) group.add_prompt_ids(1 + static_cast<int>(random.Below(250)));
-    for (uint32_t c = 0; c < 4; ++c) {
-      v1::Experience* experience = group.add_experiences();
-      v1::Completion* completion = experience->mutable_completion();
-      completion->set_sample_index(c);
-      for (uint64_t t = 0; t < 4 + random.Below(12); ++t) {
-        completion->add_ids(1 + static_cast<int>(random.Below(250)));
-        completion->add_logprobs(static_cast<float>(-3 - random.NextDouble()));
-        completion->add_versions(0);
-      }
-      experience->set_reward(c % 2);
-      experience->set_advantage(c % 2 == 0 ? 0.7 : -0.7);
-    }
-  }
-  return groups;
-}
-
-// Calls `call(rank index)` for every rank at the same time.
-template <class Call>
-std::vector<grpc::Status> OnAll(int num_ranks, const Call& call) {
-  std::vector<grpc::Status> statuses(static_cast<size_t>(num_ranks));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < num_ranks; ++r) {
-    threads.emplace_back([&, r] { statuses[static_cast<size_t>(r)] = call(r); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return statuses;
-}
-
-// The group of the first `num_ranks` ranks, prepared under this epoch.
-v1::TrainerGroup PrepareGroup(std::vector<Rank>& ranks, int num_ranks, uint64_t epoch,
-                              const std::string& layout) {
-  v1::TrainerGroup group;
-  group.set_epoch(epoch);
-  group.set_layout(layout);
-  group.set_collective_timeout_ms(20000);
-  for (int r = 0; r < num_ranks; ++r) {
-    Rank& rank = ranks[static_cast<size_t>(r)];
-    v1::RankAddress* entry = group.add_ranks();
-    entry->set_name(rank.name);
-    const grpc::Status status = rank.Prepare(epoch, entry->mutable_peer_address());
-    INFO(status.error_message());
-    REQUIRE(status.ok());
-  }
-  return group;
-}
-
-std::vector<v1::PolicyVersion> Join(std::vector<Rank>& ranks, const v1::TrainerGroup& group) {
-  std::vector<v1::PolicyVersion> versions(static_cast<size_t>(group.ranks_size()));
-  const auto statuses = OnAll(group.ranks_size(), [&](int r) {
-    CallContext context;
-    v1::JoinGroupRequest request;
-    *request.mutable_group() = group;
-    request.set_rank(static_cast<uint32_t>(r));
-    v1::JoinGroupResponse response;
-    const auto i = static_cast<size_t>(r);
-    const grpc::Status status = ranks[i].stub->JoinGroup(&context, request, &response);
-    versions[i] = response.version();
-    return status;
-  });
-  for (const grpc::Status& status : statuses) {
-    INFO(status.error_message());
-    REQUIRE(status.ok());
-  }
-  return versions;
-}
-
-void CheckLayouts(std::vector<std::string> sets, const std::vector<const char*>& names) {
-  PhiloxStream random(Seed(), 5);
-  INFO("seed " << Seed());
-  std::vector<std::vector<v1::ExperienceGroup>> batches;
-  for (int i = 0; i < 3; ++i) batches.push_back(RandomGroups(random));
-  sets.insert(sets.end(), {kLeaves, kSmallBatches});
-  const TestRun alone_run;
-  Rank alone(alone_run, "trainer-0", sets);
-  std::vector<v1::TrainStepResponse> expected(batches.size());
-  v1::PolicyVersion base;
-  for (size_t i = 0; i < batches.size(); ++i) {
-    const auto step = static_cast<int64_t>(i) + 1;
-    const grpc::Status status = alone.Step(step, base, 0, batches[i], &expected[i]);
-    INFO(status.error_message());
-    REQUIRE(status.ok());
-    base = expected[i].version();
-  }
-  CHECK(expected[0].metrics().at("micro_batches") > 2);
-
-  const TestRun run;
-  std::vector<std::string> of_several = sets;
-  of_several.push_back("cluster.trainers=3");
-  std::vector<Rank> ranks;
-  for (int r = 0; r < 3; ++r) ranks.emplace_back(run, absl::StrCat("trainer-", r), of_several);
-  uint64_t epoch = 0;
-  for (const char* layout : {"ddp", "zero1", "zero2", "fsdp"}) {
-    for (int n = 2; n <= 3; ++n) {
-      INFO(layout << " on " << n);
-      const v1::TrainerGroup group = PrepareGroup(ranks, n, ++epoch, layout);
-      base = Join(ranks, group)[0];
-      CHECK(base.number() == 0);
-      for (size_t i = 0; i < batches.size(); ++i) {
-        std::vector<v1::TrainStepResponse> taken(static_cast<size_t>(n));
-        const auto statuses = OnAll(n, [&](int r) {
-          const auto at = static_cast<size_t>(r);
-          return ranks[at].Step(static_cast<int64_t>(i) + 1, base, epoch, batches[i], &taken[at]);
-        });
-        for (int r = 0; r < n; ++r) {
-          const auto at = static_cast<size_t>(r);
-          INFO(statuses[at].error_message());
-          REQUIRE(statuses[at].ok());
-          CHECK(taken[at].version().hash() == expected[i].version().hash());
-          for (const char* name : names) {
-            INFO(name);
-            CHECK(taken[at].metrics().at(name) == expected[i].metrics().at(name));
-          }
-        }
-        base = taken[0].version();
-      }
-    }
-  }
-  // What is of an older group is refused, with the present one.
-  v1::TrainStepResponse late;
-  const grpc::Status old = ranks[0].Step(4, base, epoch - 1, batches[0], &late);
-  CHECK(old.error_code() == grpc::StatusCode::FAILED_PRECONDITION);
-  CHECK(old.error_message().find(absl::StrCat("group epoch is ", epoch)) != std::string::npos);
-  std::string address;
-  CHECK(ranks[0].Prepare(epoch - 1, &address).error_code() ==
-        grpc::StatusCode::FAILED_PRECONDITION);
-  // A new group's preparation ends a step that waits for a silent rank; the error says why.
-  ranks[1].process.Signal(SIGSTOP);
-  grpc::Status waiting;
-  std::thread step([&] {
-    v1::TrainStepResponse response;
-    waiting = ranks[0].Step(4, base, epoch, batches[0], &response);
-  });
-  SleepMs(200);
-  CHECK(ranks[0].Prepare(epoch + 1, &address).ok());
-  step.join();
-  ranks[1].process.Signal(SIGCONT);
-  CHECK(waiting.error_code() == grpc::StatusCode::CANCELLED);
-  CHECK(waiting.error_message().find("is being formed") != std::string::npos);
-}
-
-TEST_CASE("ranks of every layout take the steps of one trainer alone, to the bit") {
-  CheckLayouts({}, {"loss", "grad_norm", "entropy", "ratio_max", "clip_fraction"});
-}
-
-TEST_CASE("ranks of every layout take ppo's steps of one trainer alone, to the bit") {
-  CheckLayouts({"algorithm.name=ppo", "ppo.epochs=2", "ppo.mini_batch=5"},
-               {"loss", "grad_norm", "entropy", "ratio_max", "clip_fraction", "value_loss",
-                "explained_variance", "critic_grad_norm"});
-}
 
 // Coordinator, scorer, generator and trainers of one run.
 class Cluster {
@@ -293,6 +86,10 @@ class Cluster {
   void KillAll() {
     for (auto& [name, process] : processes_) process.Kill();
   }
+  void SetTrainers(int num_trainers) {
+    trainers_.resize(static_cast<size_t>(num_trainers));
+    Set(absl::StrCat("cluster.trainers=", num_trainers));
+  }
   std::string LogOf(const std::string& name) const {
     return Files::Real().ReadAll(run_.LogOf(name)).value_or("");
   }
@@ -322,6 +119,27 @@ TEST_CASE("a run with two trainers ends with the bits of a run with one") {
   const std::string log = cluster.Of("coordinator").Log();
   CHECK(log.find("trainers' group 1 of 2 (trainer-0, trainer-1) is at version 0") !=
         std::string::npos);
+}
+
+TEST_CASE("ranks that share a model: a run on 4 as 2 x 2, then on 2, ends with the bits of one") {
+  Cluster alone(1, {kSharedLeaves});
+  alone.StartAll();
+  const std::string expected = alone.FinalHash();
+  CHECK(expected != HashAlone());
+  Cluster cluster(4, {kSharedLeaves, "cluster.tensor_parallel=2", "cluster.trainer_layout=fsdp"});
+  cluster.Set("train.steps=6");
+  cluster.StartAll();
+  // A copy of the model that has lost a rank is of no use: the other copy waits for it.
+  cluster.AwaitStep(2);
+  cluster.Of("trainer-3").Kill();
+  cluster.Start("trainer-3");
+  CHECK(cluster.Of("coordinator").WaitForExit(kRunTimeoutMs) == 0);
+  cluster.KillAll();
+  cluster.SetTrainers(2);
+  cluster.Set(absl::StrCat("train.steps=", kSteps));
+  cluster.Set("cluster.trainer_layout=ddp");
+  cluster.StartAll();
+  CHECK(cluster.FinalHash() == expected);
 }
 
 TEST_CASE("a rank that is killed comes back, and the run ends with the same bits") {
@@ -460,6 +278,19 @@ TEST_CASE("ranks that are killed in the middle of a save begin from the checkpoi
   CHECK_FALSE(IsBeingSaved(cluster.run_dir()));
 }
 
+TEST_CASE("a rank whose disk fails in the middle of an update keeps nobody waiting") {
+  Cluster cluster(2, {"cluster.trainer_layout=zero1", "cluster.offload_optimizer=true"});
+  cluster.StartAll();
+  cluster.AwaitStep(2);
+  LimitFiles(cluster.Of("trainer-1").pid(), 4096);
+  CHECK(Eventually(
+      [&] { return absl::StrContains(cluster.LogOf("coordinator"), "trainers' group 1 ends"); },
+      30000));
+  LimitFiles(cluster.Of("trainer-1").pid(), RLIM_INFINITY);
+  CHECK(cluster.FinalHash() == HashAlone());
+  CHECK(absl::StrContains(cluster.LogOf("coordinator"), "File too large"));
+}
+
 TEST_CASE("checkpoints that can't be written are told of, or end the run") {
   for (const char* policy : {"warn", "stop"}) {
     INFO(policy);
@@ -539,6 +370,8 @@ TEST_CASE("ranks and leaves that don't fit are refused where they stand") {
   CHECK(log_of("b", {"cluster.trainer_layout=ddq"}).find("expected one of ddp, zero1") !=
         std::string::npos);
   CHECK(log_of("c", {"cluster.min_trainers=2"}).find("at most cluster.trainers (1)") !=
+        std::string::npos);
+  CHECK(log_of("d", {"cluster.tensor_parallel=2"}).find("a divisor of cluster.trainers (1)") !=
         std::string::npos);
 }
 

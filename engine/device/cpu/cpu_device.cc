@@ -159,7 +159,7 @@ class CpuDevice final : public Device, public LendsThreads {
     }
   }
   void* HostMemory(const Tensor& dst) override {
-    return dst.row_stride == dst.cols ? cpu::MutableRowOf(dst, 0).data : nullptr;
+    return dst.rows == 1 || dst.row_stride == dst.cols ? cpu::MutableRowOf(dst, 0).data : nullptr;
   }
   void Download(Stream&, const Tensor& src, void* dst) override {
     const size_t row_bytes = static_cast<size_t>(src.cols) * SizeOf(src.dtype);
