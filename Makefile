@@ -1,5 +1,5 @@
 # The project's commands. The scripts work on a bare Debian 12, where there is no make yet.
-.PHONY: build test demo bench bench-generator bench-trainer bench-sync bench-spread bench-pause bench-e2e bench-async same-bits simulate resume-chaos chaos trainer-chaos lint format asan tsan clang fuzz clean
+.PHONY: build test demo bench bench-generator bench-trainer bench-sync bench-spread bench-overlap bench-pause bench-e2e bench-async same-bits simulate resume-chaos chaos trainer-chaos lint format asan tsan clang fuzz clean
 build:            ; scripts/install-packages && scripts/build release
 test:             ; scripts/test
 demo:             ; scripts/demo $(ARGS)
@@ -30,6 +30,9 @@ bench-trainer:    ; scripts/build release bench_trainer && build/release/bin/ben
 bench-sync:       ; scripts/build release bench_sync stretto stretto-coordinator stretto-generator stretto-scorer stretto-trainer && bench/sync-steps
 # New versions on their way to 1 to 8 generators behind rate-limited links (network namespaces: root).
 bench-spread:     ; scripts/build release bench_spread stretto-generator && bench/spread
+# How much of a step's communication is hidden behind its computation: two ranks on a rate-limited
+# link (network namespaces: root).
+bench-overlap:    ; scripts/build release bench_overlap && bench/overlap
 # What new versions cost a generator that decodes 16 sequences.
 bench-pause:      ; scripts/build release bench_pause && build/release/bin/bench_pause
 # GRPO on SmolLM2 from end to end beside TRL, which it installs into build/bench/venv.
