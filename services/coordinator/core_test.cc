@@ -614,6 +614,29 @@ TEST_CASE("ranks that come to different weights make no version, and are named")
   CHECK(core.phase() != RunPhase::kFailed);
 }
 
+TEST_CASE("a group has whole copies of the model") {
+  constexpr int64_t kGrace = 1'000'000'000;
+  Core core(Bench::Defaults({.num_trainers = 4, .ranks_per_copy = 2, .trainer_grace_ns = kGrace}),
+            {});
+  const auto join_as = [&](const std::string& name, int64_t now_ns) {
+    REQUIRE(core.OnRegister(name, PoolKind::kTrainer, name + ":1", {-1, ""}, now_ns).ok());
+    return Only<PrepareRank>(core.TakeCommands()).size();
+  };
+  CHECK(join_as("t0", 0) == 0);
+  CHECK(join_as("t1", 0) == 0);
+  CHECK(join_as("t2", 0) == 0);
+  core.OnTick(kGrace + 1);
+  // The least is one rank, but a copy has two; of three, two make one up.
+  const auto prepare = Only<PrepareRank>(core.TakeCommands());
+  REQUIRE(prepare.size() == 2);
+  for (const auto& p : prepare) core.OnRankPrepared(p, absl::OkStatus(), "x:2", kGrace + 1);
+  const auto join = Only<JoinRank>(core.TakeCommands());
+  REQUIRE(join.size() == 2);
+  for (const auto& j : join) core.OnRankJoined(j, absl::OkStatus(), {0, "h0"}, kGrace + 1);
+  CHECK(core.trainers().ranks.size() == 2);
+  CHECK(join_as("t3", kGrace + 2) == 4);
+}
+
 TEST_CASE("replayed steps must give the recorded hashes") {
   RestoredRun restored;
   restored.versions = {{0, "h0"}, {1, "h1"}};
