@@ -34,9 +34,17 @@ using engine::DataParallel;
 using engine::ShardMap;
 
 constexpr int kRanks = 2;
-constexpr int64_t kSequences = 8, kSequenceTokens = 256;  // of a rank
+constexpr int64_t kSequences = 16, kSequenceTokens = 128;  // of a rank
 constexpr int kSteps = 2;
 constexpr const char* kRendezvous = "10.77.0.2:7000";
+
+// Some of SmolLM2-135M's layers and a part of its vocabulary: a step of seconds.
+engine::ModelConfig Config() {
+  engine::ModelConfig c = SmolLm2Config();
+  c.num_layers = 8;
+  c.vocab_size = 8192;
+  return c;
+}
 
 double Median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
@@ -84,7 +92,7 @@ class Rank {
     return {Median(compute), Median(backward), 0, 0};
   }
   // Sent by each rank: half of f32 gradients twice (ddp), or once and half of bf16 weights twice.
-  static int64_t BytesOfStep() { return 4 * engine::ParameterLayout(SmolLm2Config()).size(); }
+  static int64_t BytesOfStep() { return 4 * engine::ParameterLayout(Config()).size(); }
 
   Seconds InGroup() {
     const auto engine = MakeEngine(group_.get());
@@ -120,8 +128,8 @@ class Rank {
     return *std::max_element(all.begin(), all.end());
   }
   std::unique_ptr<engine::TrainerEngine> MakeEngine(Communicator* group) {
-    auto engine = Must(
-        engine::TrainerEngine::Create(*device_, SmolLm2Config(), options_, Clock::Real(), group));
+    auto engine =
+        Must(engine::TrainerEngine::Create(*device_, Config(), options_, Clock::Real(), group));
     Check(engine->InitRandom(1));
     return engine;
   }
@@ -131,7 +139,7 @@ class Rank {
     engine::TrainBatch batch;
     for (int64_t s = 0; s < num_ranks * kSequences; ++s) {
       std::vector<int32_t> ids(kSequenceTokens);
-      for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(SmolLm2Config().vocab_size));
+      for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(Config().vocab_size));
       engine::TrainGroup& group = batch.groups.emplace_back();
       group.prompt_ids = {ids[0]};
       group.completions.emplace_back().ids.assign(ids.begin() + 1, ids.end());
@@ -158,7 +166,7 @@ class Rank {
   }
   // The collectives of a step with one micro-batch a rank.
   void Communicate() {
-    const ShardMap map(engine::ParameterLayout(SmolLm2Config()), kRanks);
+    const ShardMap map(engine::ParameterLayout(Config()), kRanks);
     const auto& units = map.units();
     const auto run = [&](CollectiveKind kind, DType dtype, size_t unit) {
       Check(group_->Start(CallOf(kind, dtype, units[unit])).Wait());

@@ -20,6 +20,7 @@ constexpr int64_t kFarewellNs = 1'000'000'000, kGreetingNs = 2'000'000'000;
 constexpr int64_t kHearsayNs = 5'000'000'000;  // to be told by a peer who is to blame, at most
 constexpr int64_t kSliceNs = 500'000'000;      // between looks at whether a group is wanted
 constexpr int kMaxPollMs = 1000;
+constexpr int64_t kWorthwhileBytes = 256 << 10;
 constexpr int64_t kStoppedNs = 1'000'000'000;  // of delay that no scheduler makes
 constexpr size_t kMaxFarewellBytes = 2000;
 constexpr absl::string_view kProtocol = "stretto-group-1";
@@ -66,6 +67,7 @@ struct Mesh::Progress {
   std::vector<absl::Span<const uint8_t>> to_send;  // what is left, the header first
   std::vector<absl::Span<uint8_t>> to_receive;     // likewise, reversed: the next piece is the last
   bool header_checked = false;
+  int low_water = 1;  // bytes that must have come before a poll is told of them
   bool wants_send() const { return !to_send.empty(); }
   bool wants_receive() const { return !to_receive.empty(); }
 };
@@ -228,6 +230,7 @@ absl::Status Mesh::Exchange(const FrameLabel& label, absl::Span<PeerFrames> fram
                        [](const Progress& p) { return p.wants_send() || p.wants_receive(); });
   };
   while (status.ok() && busy()) {
+    for (Progress& p : all) SetLowWater(p);
     status = Poll(all, deadline);
     if (absl::IsDeadlineExceeded(status) && !waited_on && NumSilent(all) > 1) {
       // A rank that waits for another one in the operation before looks as silent as that one. It
@@ -245,6 +248,10 @@ absl::Status Mesh::Exchange(const FrameLabel& label, absl::Span<PeerFrames> fram
       if (status.ok() && p.wants_send()) status = SendSome(p);
     }
   }
+  for (Progress& p : all) {
+    p.header_checked = false;  // the next exchange begins with headers
+    SetLowWater(p);
+  }
   if (!status.ok()) {
     for (const Progress& p : all) {
       std::vector<uint8_t>& rest = unsent_[p.frames->peer];
@@ -255,6 +262,17 @@ absl::Status Mesh::Exchange(const FrameLabel& label, absl::Span<PeerFrames> fram
     }
   }
   return status;
+}
+
+// A payload is received in pieces that are worth a wake-up: every one interrupts the computation.
+void Mesh::SetLowWater(Progress& p) const {
+  int64_t wanted = 1;  // a header, or a farewell
+  if (p.header_checked) wanted = std::clamp<int64_t>(TotalBytes(p.to_receive), 1, kWorthwhileBytes);
+  if (p.low_water == wanted) return;
+  p.low_water = static_cast<int>(wanted);
+  // Where it can't be set there are more wake-ups.
+  setsockopt(sockets_[p.frames->peer].fd(), SOL_SOCKET, SO_RCVLOWAT, &p.low_water,
+             sizeof(p.low_water));
 }
 
 absl::Status Mesh::Poll(const std::vector<Progress>& all, DeadlineNs& deadline) const {

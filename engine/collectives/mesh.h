@@ -74,6 +74,7 @@ class Mesh {
   // Waits until something can be done. Moves the deadline by the time that this process was
   // stopped.
   absl::Status Poll(const std::vector<Progress>& all, DeadlineNs& deadline) const;
+  void SetLowWater(Progress& p) const;
   absl::Status SendSome(Progress& p);
   absl::Status ReceiveSome(const FrameLabel& label, Progress& p);
   absl::Status CheckHeader(const FrameLabel& label, const Progress& p) const;

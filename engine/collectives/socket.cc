@@ -37,6 +37,13 @@ void MakeReady(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  // bbr takes the delays of busy processors for the path's, and all but stops while ranks compute.
+  char control[16] = "";
+  socklen_t size = sizeof(control);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, &size) == 0 &&
+      absl::string_view(control).substr(0, 3) == "bbr") {
+    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);  // where there is none, bbr it is
+  }
 }
 
 struct AddressFree {
