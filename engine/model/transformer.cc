@@ -67,7 +67,8 @@ absl::StatusOr<std::unique_ptr<Transformer>> Transformer::Create(
                                                    options.max_sequence_length));
   }
   RETURN_IF_ERROR(ValidateConfig("model", config));
-  RETURN_IF_ERROR(CheckLeaves("model", config, options.k_leaves));
+  // One leaf is every model's; some can't be divided.
+  if (options.k_leaves != 1) RETURN_IF_ERROR(CheckLeaves("model", config, options.k_leaves));
   std::unique_ptr<Transformer> t(new Transformer(device, config, options));
   const int64_t P = options.max_sequence_length, half = config.head_dim / 2;
   ASSIGN_OR_RETURN(t->cos_PC_, t->memory_.Make(device, DType::kF32, P, half));
