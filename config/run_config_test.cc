@@ -354,6 +354,8 @@ TEST_CASE("ranks that share a model: their numbers fit together") {
       {"k_leaves: 2", "lora: {rank: 4}\n", "train.k_leaves: expected 1 with lora, found 2"},
       {"k_leaves: 2", "algorithm: {name: ppo}\n", "train.k_leaves: expected 1 for algorithm ppo"},
       {"k_leaves: 2, optimizer_state: 8bit", "", "expected 1 with train.optimizer_state: 8bit"},
+      {"k_leaves: 2, gradient_dtype: bf16", "",
+       "train.gradient_dtype: expected f32 with train.k_leaves 2"},
       {"k_leaves: 2", "cluster: {offload_optimizer: true}\n",
        "cluster.offload_optimizer: expected false with train.k_leaves 2"},
       {"k_leaves: 2",

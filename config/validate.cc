@@ -234,6 +234,10 @@ absl::Status CheckTensorParallel(const RunConfig& c, const Origins& origins) {
     return origins.Error("cluster.offload_optimizer",
                          absl::StrCat("false with train.k_leaves ", leaves), "true");
   }
+  if (c.train.gradient_dtype != "f32") {
+    return origins.Error("train.gradient_dtype", absl::StrCat("f32 with train.k_leaves ", leaves),
+                         "'bf16'");
+  }
   for (const auto& [key, value] : {std::pair{"rollout.weight_dtype", &c.rollout.weight_dtype},
                                    std::pair{"rollout.kv_dtype", &c.rollout.kv_dtype}}) {
     if (*value == "bf16") continue;
