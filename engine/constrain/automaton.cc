@@ -117,6 +117,7 @@ absl::StatusOr<Automaton> Automaton::Combine(const Automaton& a, const Automaton
   result.num_classes_ = first_byte.size();
   std::map<std::pair<int32_t, int32_t>, int32_t> ids{{{0, 0}, 0}};
   std::vector<std::pair<int32_t, int32_t>> states{{0, 0}};
+  int64_t num_steps = 0;
   for (size_t s = 0; s < states.size(); ++s) {
     const auto [in_a, in_b] = states[s];
     const bool b_accepts = in_b != kDead && b.Accepts(in_b);
@@ -124,7 +125,6 @@ absl::StatusOr<Automaton> Automaton::Combine(const Automaton& a, const Automaton
     for (const uint8_t byte : first_byte) {
       const auto to_a = static_cast<int32_t>(a.Next(in_a, byte));
       const auto to_b = static_cast<int32_t>(in_b == kDead ? kDead : b.Next(in_b, byte));
-      result.num_steps_ += kPairSteps;
       if (to_a == kDead || (to_b == kDead && b_matches)) {
         result.next_SC_.push_back(kDead);
         continue;
@@ -134,8 +134,10 @@ absl::StatusOr<Automaton> Automaton::Combine(const Automaton& a, const Automaton
       if (is_new) states.push_back(it->first);
       result.next_SC_.push_back(it->second);
     }
-    if (static_cast<int64_t>(states.size()) > limits.max_states ||
-        result.num_steps_ > limits.max_steps) {
+    const int64_t new_steps = kPairSteps * static_cast<int64_t>(first_byte.size());
+    num_steps += new_steps;
+    if (limits.work != nullptr && !limits.work->Spend(new_steps)) return limits.work->Status();
+    if (static_cast<int64_t>(states.size()) > limits.max_states || num_steps > limits.max_steps) {
       return absl::InvalidArgumentError(absl::StrCat(
           "it is too complex: more than ", limits.max_states, " states, or too long to build"));
     }

@@ -15,14 +15,16 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/constrain/pattern.h"
+#include "engine/constrain/work.h"
 
 namespace stretto::engine {
 struct AutomatonLimits {
   int32_t max_nfa_states = 100'000;
   int32_t max_states = 20'000;
   int64_t max_table_entries = int64_t{2} << 20;  // states times classes of bytes, 4 bytes each
-  int64_t max_steps = int64_t{20} << 20;         // edges followed while it is built
+  int64_t max_steps = Work::kMaxSteps;           // edges followed while it is built
   bool counters = true;                          // false: everything is written out
+  Work* work = nullptr;  // what is left for this automaton and others; null: only max_steps counts
 };
 
 class Automaton {
@@ -32,7 +34,7 @@ class Automaton {
   static constexpr int32_t kDead = -1;
 
   // Of the texts that have none but the bytes `allowed`. InvalidArgument: too large, or nothing
-  // matches.
+  // matches. Cancelled, here and below: `limits.work` is.
   static absl::StatusOr<Automaton> Compile(const Pattern& pattern,
                                            const AutomatonLimits& limits = {},
                                            const Bytes& allowed = Bytes().set());
@@ -62,8 +64,6 @@ class Automaton {
   // One of the states that take the same texts of up to `num_bytes` and match the same of them,
   // the same one for all.
   State Representative(State state, int32_t num_bytes) const;
-  // What has been followed while it was built, of AutomatonLimits::max_steps.
-  int64_t num_steps() const { return num_steps_; }
 
  private:
   friend class AutomatonBuilder;
@@ -97,7 +97,6 @@ class Automaton {
   bool Trim();
   void FindEnds();
 
-  int64_t num_steps_ = 0;
   size_t num_classes_ = 0;
   std::array<uint8_t, 256> class_of_byte_{};  // bytes that no edge tells apart
   std::vector<int32_t> next_SC_;  // states × classes; below kDead: -2 - the first of the branches

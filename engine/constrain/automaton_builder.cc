@@ -11,6 +11,7 @@
 namespace stretto::engine {
 namespace {
 constexpr int kMaxTries = 8;  // then nothing is counted any more
+constexpr int64_t kStateSteps = 16;
 constexpr size_t kMaxRegions = 64;
 constexpr int32_t kNoLimit = std::numeric_limits<int32_t>::max();
 
@@ -45,6 +46,9 @@ absl::Status AutomatonBuilder::TryBuild(const Pattern& pattern) {
     shift_[static_cast<size_t>(slot)] = shift;
     shift += nfa_->slot_bits(slot);
   }
+  // Going through a state takes about as long as following so many edges.
+  num_steps_ += kStateSteps * static_cast<int64_t>(nfa_->states().size());
+  RETURN_IF_ERROR(CheckSteps());
   FindAlive();
   FindClasses();
   marks_.assign(nfa_->states().size(), 0);
@@ -331,8 +335,14 @@ absl::Status AutomatonBuilder::AddBranch(size_t s, const std::vector<int32_t>& t
   return absl::OkStatus();
 }
 
-absl::Status AutomatonBuilder::CheckSteps() const {
-  return num_steps_ > limits_.max_steps ? TooComplex() : absl::OkStatus();
+absl::Status AutomatonBuilder::CheckSteps() {
+  const int64_t unspent = num_steps_ - num_spent_;
+  num_spent_ = num_steps_;
+  if (limits_.work != nullptr && !limits_.work->Spend(unspent) && !limits_.work->is_used_up()) {
+    return limits_.work->Status();
+  }
+  const bool is_used_up = limits_.work != nullptr && limits_.work->is_used_up();
+  return is_used_up || num_steps_ > limits_.max_steps ? TooComplex() : absl::OkStatus();
 }
 
 absl::Status AutomatonBuilder::TooComplex() const {
@@ -372,7 +382,6 @@ absl::Status AutomatonBuilder::Finish() {
     automaton_.accepts_.push_back(std::binary_search(set->begin(), set->end(), nfa_->accept()));
     if (automaton_.has_counters()) automaton_.cuts_S_.push_back(CutsOf(*set));
   }
-  automaton_.num_steps_ = num_steps_;
   automaton_.FindEnds();
   return absl::OkStatus();
 }

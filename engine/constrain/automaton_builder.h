@@ -52,13 +52,13 @@ class AutomatonBuilder {
   }
   absl::Status Finish();
   std::vector<Automaton::Cuts> CutsOf(const std::vector<int32_t>& set) const;
-  absl::Status CheckSteps() const;
+  absl::Status CheckSteps();
   absl::Status TooComplex() const;
 
   const AutomatonLimits limits_;
   const Automaton::Bytes allowed_;
   Nfa::PatternSet uncounted_;
-  int64_t num_steps_ = 0;
+  int64_t num_steps_ = 0, num_spent_ = 0;  // of limits_.work
   // Of one try:
   std::unique_ptr<Nfa> nfa_;
   Automaton automaton_;

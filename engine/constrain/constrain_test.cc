@@ -414,6 +414,10 @@ TEST_CASE("masks allow the tokens whose bytes lead on, no others") {
   CHECK(!refused.ok());
   const auto again = cache.Get({ConstraintSpec::Kind::kRegex, "("}).status();
   CHECK(again.message().data() == refused.message().data());
+  // Errors speak of what was asked for, whatever else was refused with the same text.
+  const auto choice = cache.Get({ConstraintSpec::Kind::kRegex, "(", "choice"}).status();
+  CHECK(absl::StartsWith(choice.message(), "choice: "));
+  CHECK(absl::StartsWith(refused.message(), "regex: "));
   CHECK(get("a") == first);
   CHECK(num_made == 1);
 }

@@ -18,22 +18,26 @@ constexpr absl::Duration kPoll =
     absl::Milliseconds(20);  // how soon it shows that a caller has gone
 
 absl::StatusOr<Automaton> CompileSpec(const ConstraintSpec& spec, int max_nesting,
-                                      const AutomatonLimits& limits,
-                                      const Automaton::Bytes& allowed, bool* is_recursive) {
+                                      AutomatonLimits limits, const Automaton::Bytes& allowed,
+                                      const std::function<bool()>& cancelled, bool* is_recursive) {
+  Work work(Work::kMaxSteps, cancelled);
+  limits.work = &work;
   absl::StatusOr<PatternPtr> pattern = absl::InvalidArgumentError("unknown kind of constraint");
   switch (spec.kind) {
     case ConstraintSpec::Kind::kRegex:
-      pattern = ParseRegex(spec.text, RegexMatch::kWhole);
+      pattern = ParseRegex(spec.text, RegexMatch::kWhole, RegexText::kPlain, limits.work);
       break;
     case ConstraintSpec::Kind::kJsonSchema:
-      pattern = ParseJsonSchema(spec.text, max_nesting, is_recursive);
+      pattern = ParseJsonSchema(spec.text, max_nesting, is_recursive, limits.work);
       break;
     case ConstraintSpec::Kind::kJsonObject:
       pattern = AnyJsonObject();
       break;
   }
   if (!pattern.ok()) return pattern.status();
-  return Automaton::Compile(**pattern, limits, allowed);
+  absl::StatusOr<Automaton> automaton = Automaton::Compile(**pattern, limits, allowed);
+  if (work.is_used_up() && work.is_mostly_in_places()) return work.Status();
+  return automaton;
 }
 }  // namespace
 
@@ -60,15 +64,18 @@ absl::StatusOr<ConstraintSpec> SpecOfTexts(absl::Span<const std::string> texts) 
 
 absl::StatusOr<std::shared_ptr<const Constraint>> Constraint::Compile(
     const ConstraintSpec& spec, std::shared_ptr<const TokenTrie> trie,
-    const AutomatonLimits& limits) {
+    const AutomatonLimits& limits, const std::function<bool()>& cancelled) {
   const std::string name = !spec.name.empty()                               ? spec.name
                            : spec.kind == ConstraintSpec::Kind::kRegex      ? "regex"
                            : spec.kind == ConstraintSpec::Kind::kJsonSchema ? "json_schema"
                                                                             : "json_object";
   bool is_recursive = false;
-  auto automaton = CompileSpec(spec, kMaxRefNesting, limits, trie->single_bytes(), &is_recursive);
-  if (!automaton.ok() && is_recursive) {
-    automaton = CompileSpec(spec, kLeastRefNesting, limits, trie->single_bytes(), &is_recursive);
+  const auto compile = [&](int max_nesting) {
+    return CompileSpec(spec, max_nesting, limits, trie->single_bytes(), cancelled, &is_recursive);
+  };
+  auto automaton = compile(kMaxRefNesting);
+  if (absl::IsInvalidArgument(automaton.status()) && is_recursive) {
+    automaton = compile(kLeastRefNesting);
   }
   if (!automaton.ok()) return Annotate(automaton.status(), name);
   if (automaton->IsEnd(automaton->start())) {
@@ -182,6 +189,12 @@ absl::Status ConstraintCache::AwaitTurn(const std::string& key, const std::funct
   return status;
 }
 
+bool ConstraintCache::IsAwaited(const std::string& key) {
+  absl::MutexLock lock(&mutex_);
+  return std::any_of(waiting_.begin(), waiting_.end(),
+                     [&](const auto& waiting) { return waiting.second == key; });
+}
+
 std::shared_ptr<const TokenTrie> ConstraintCache::Trie() {
   absl::MutexLock lock(&trie_mutex_);
   if (trie_ == nullptr) trie_ = make_trie_();
@@ -190,7 +203,8 @@ std::shared_ptr<const TokenTrie> ConstraintCache::Trie() {
 
 ConstraintCache::Result ConstraintCache::Get(const ConstraintSpec& spec,
                                              const std::function<bool()>& gone) {
-  const std::string key = absl::StrCat(static_cast<int>(spec.kind), spec.text);
+  // With the name: errors speak of it.
+  const std::string key = absl::StrCat(static_cast<int>(spec.kind), spec.name, ":", spec.text);
   {
     absl::MutexLock lock(&mutex_);
     if (const Result* known = Find(key)) return *known;
@@ -198,10 +212,11 @@ ConstraintCache::Result ConstraintCache::Get(const ConstraintSpec& spec,
     if (const Result* known = Find(key)) return *known;
     compiling_.insert(key);
   }
-  const Result result = Constraint::Compile(spec, Trie());
+  const auto cancelled = [&] { return gone && gone() && !IsAwaited(key); };
+  const Result result = Constraint::Compile(spec, Trie(), {}, cancelled);
   absl::MutexLock lock(&mutex_);
   compiling_.erase(key);
-  Remember(key, result);
+  if (!absl::IsCancelled(result.status())) Remember(key, result);
   return result;
 }
 }  // namespace stretto::engine

@@ -49,10 +49,11 @@ class Constraint {
 
   // InvalidArgument with the reason and the place: the text can't be read, is too large or complex,
   // or matches nothing that the vocabulary can write but the empty text. Blocks while it compiles:
-  // up to about a second for what is refused in the end.
+  // up to about a second for what is refused in the end. CANCELLED: `cancelled`, asked now and
+  // then, says that nobody wants it.
   static absl::StatusOr<std::shared_ptr<const Constraint>> Compile(
       const ConstraintSpec& spec, std::shared_ptr<const TokenTrie> trie,
-      const AutomatonLimits& limits = {});
+      const AutomatonLimits& limits = {}, const std::function<bool()>& cancelled = nullptr);
 
   State start() const { return automaton_.start(); }
   int32_t vocab_size() const { return trie_->vocab_size(); }
@@ -95,7 +96,8 @@ class ConstraintCache {
   explicit ConstraintCache(TrieFactory make_trie, const ConstraintCacheOptions& options = {})
       : make_trie_(std::move(make_trie)), options_(options) {}
   // Errors of Compile. RESOURCE_EXHAUSTED: too many wait already. CANCELLED: `gone`, asked now and
-  // then while this call waits, says that nobody wants the answer.
+  // then, says that nobody wants the answer; what is compiled here goes on while others wait for
+  // it.
   Result Get(const ConstraintSpec& spec, const std::function<bool()>& gone = {});
 
  private:
@@ -110,6 +112,7 @@ class ConstraintCache {
   absl::Status AwaitTurn(const std::string& key, const std::function<bool()>& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Remember(const std::string& key, const Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsAwaited(const std::string& key);
   std::shared_ptr<const TokenTrie> Trie();
 
   const TrieFactory make_trie_;

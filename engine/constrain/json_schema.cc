@@ -24,8 +24,13 @@ constexpr int32_t kMaxCount = kMaxSchemaCount;
 
 class SchemaParser {
  public:
-  SchemaParser(const Json& root, int max_nesting)
-      : root_(root), max_nesting_(max_nesting), exclusion_(root, &strings_) {}
+  SchemaParser(const Json& root, int max_nesting, Work* work)
+      : root_(root),
+        max_nesting_(max_nesting),
+        work_(*work),
+        strings_(work),
+        scalars_(&strings_, work),
+        exclusion_(root, &strings_) {}
   bool is_recursive() const { return is_recursive_; }
 
   absl::StatusOr<PatternPtr> ParseRoot() {
@@ -42,6 +47,7 @@ class SchemaParser {
     if (++num_schemas_ > kMaxSchemas) return SchemaError(where, "the schema is too large");
     if (schema == true) return AnyValue(kAnyValueDepth);
     if (!schema.is_object()) return SchemaError(where, "expected a schema (an object)");
+    const Work::Place place(&work_, where);
     ASSIGN_OR_RETURN(PatternPtr pattern, ParseObjectSchema(schema, where, depth));
     return Placed(std::move(pattern), where);
   }
@@ -136,9 +142,11 @@ class SchemaParser {
       return SchemaError(here, absl::StrCat("expected up to ", kMaxOneOf, " alternatives"));
     }
     std::vector<std::vector<size_t>> overlaps(list.size());
+    const Work::Place place(&work_, here);
     for (size_t i = 0; i < list.size(); ++i) {
       for (size_t j = i + 1; j < list.size(); ++j) {
         if (exclusion_.AreExclusive(list[i], list[j])) continue;
+        RETURN_IF_ERROR(work_.Status());
         if (!IsString(list[i]) || !IsString(list[j])) {
           return SchemaError(here,
                              absl::StrCat("alternatives ", i, " and ", j,
@@ -444,8 +452,9 @@ class SchemaParser {
   const int max_nesting_;
   std::map<std::string, int> nesting_;  // by $ref: how often what is parsed now is inside of it
   bool is_recursive_ = false;
+  Work& work_;
   StringAutomata strings_;
-  SchemaScalars scalars_{&strings_};
+  SchemaScalars scalars_;
   SchemaExclusion exclusion_;
   int num_schemas_ = 0;
 };
@@ -453,11 +462,15 @@ class SchemaParser {
 }  // namespace
 
 absl::StatusOr<PatternPtr> ParseJsonSchema(absl::string_view schema, int max_nesting,
-                                           bool* is_recursive) {
+                                           bool* is_recursive, Work* work) {
   ASSIGN_OR_RETURN(const Json root, ParseSchemaText(schema));
-  SchemaParser parser(root, max_nesting);
+  Work own;
+  if (work == nullptr) work = &own;
+  SchemaParser parser(root, max_nesting, work);
   auto pattern = parser.ParseRoot();
   if (is_recursive != nullptr) *is_recursive = parser.is_recursive();
+  // What else was found wrong then may be so only because something couldn't be built.
+  RETURN_IF_ERROR(work->Status());
   return pattern;
 }
 }  // namespace stretto::engine

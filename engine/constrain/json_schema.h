@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/constrain/pattern.h"
+#include "engine/constrain/work.h"
 
 namespace stretto::engine {
 inline constexpr int kMaxSchemaDepth = 64;  // schemas within schemas, $ref included
@@ -28,7 +29,8 @@ inline constexpr int kAnyValueDepth = 3;
 inline constexpr int kMaxRefNesting = 5, kLeastRefNesting = 2;
 
 // `is_recursive` says, also after an error, whether a $ref was met inside of itself; may be null.
+// `work`: what is left for it, null: what one compilation may cost. Cancelled: it is.
 absl::StatusOr<PatternPtr> ParseJsonSchema(absl::string_view schema,
                                            int max_nesting = kMaxRefNesting,
-                                           bool* is_recursive = nullptr);
+                                           bool* is_recursive = nullptr, Work* work = nullptr);
 }  // namespace stretto::engine

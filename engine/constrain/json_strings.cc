@@ -79,6 +79,11 @@ const Formats& KnownFormats() {
   static const auto* formats = new Formats(MakeFormats());
   return *formats;
 }
+
+absl::StatusOr<std::shared_ptr<const Automaton>> Shared(absl::StatusOr<Automaton> automaton) {
+  if (!automaton.ok()) return automaton.status();
+  return std::make_shared<const Automaton>(*std::move(automaton));
+}
 }  // namespace
 
 std::string FormatExpression(const std::string& format) {
@@ -100,23 +105,17 @@ std::string FormatNames() {
   return all + absl::StrJoin(AnyTextFormats(), ", ");
 }
 
-absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Spend(
-    absl::StatusOr<Automaton> automaton) {
-  if (!automaton.ok()) return automaton.status();
-  limits_.max_steps = std::max<int64_t>(limits_.max_steps - automaton->num_steps(), 0);
-  return std::make_shared<const Automaton>(*std::move(automaton));
-}
 absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Compile(
     const PatternPtr& pattern) {
-  return Spend(Automaton::Compile(*pattern, limits_));
+  return Shared(Automaton::Compile(*pattern, limits_));
 }
 absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Intersect(const Automaton& a,
                                                                            const Automaton& b) {
-  return Spend(Automaton::Intersect(a, b, limits_));
+  return Shared(Automaton::Intersect(a, b, limits_));
 }
 absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Subtract(const Automaton& a,
                                                                           const Automaton& b) {
-  return Spend(Automaton::Subtract(a, b, limits_));
+  return Shared(Automaton::Subtract(a, b, limits_));
 }
 
 absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Of(const Json& schema,
@@ -134,11 +133,10 @@ absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Known(
     if (schema.contains(key)) rules[key] = schema[key];
   }
   const std::string text = rules.dump(-1, ' ', false, Json::error_handler_t::replace);
-  std::shared_ptr<const Automaton>& known = known_[text];
-  if (known == nullptr) {
-    ASSIGN_OR_RETURN(known, Build(rules));
-  }
-  return known;
+  if (!work_.Spend(1 + static_cast<int64_t>(text.size() / 8))) return work_.Status();
+  const auto known = known_.find(text);
+  if (known != known_.end()) return known->second;
+  return known_.emplace(text, Build(rules)).first->second;
 }
 
 absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Build(const Json& rules) {
@@ -148,7 +146,8 @@ absl::StatusOr<std::shared_ptr<const Automaton>> StringAutomata::Build(const Jso
   };
   if (rules.contains("pattern")) {
     ASSIGN_OR_RETURN(parts.emplace_back(),
-                     ParseRegex(rules["pattern"].get<std::string>(), RegexMatch::kSearch));
+                     ParseRegex(rules["pattern"].get<std::string>(), RegexMatch::kSearch,
+                                RegexText::kPlain, &work_));
   }
   if (rules.contains("format") && !AnyTextFormats().count(rules["format"].get<std::string>())) {
     ASSIGN_OR_RETURN(

@@ -26,13 +26,15 @@ std::string FormatNames();
 
 class StringAutomata {
  public:
+  explicit StringAutomata(Work* work) : work_(*work) { limits_.work = work; }
+
   // kIgnore: the strings that may obey the schema, whatever a validator makes of `format`: many
   // don't check it, and what is written is less than all that has a format.
   enum class Format { kApply, kIgnore };
 
   // Of a valid schema of type string: minLength, maxLength, pattern and format together.
-  // InvalidArgument: an expression that can't be read, no text obeys all, or what all of this
-  // schema's strings need together is too much. Each is built once.
+  // InvalidArgument: an expression that can't be read, or no text obeys all; the work.
+  // Each is built once.
   absl::StatusOr<std::shared_ptr<const Automaton>> Of(const nlohmann::ordered_json& schema,
                                                       Format format);
   // Of pattern and format alone; one of them is there.
@@ -48,9 +50,10 @@ class StringAutomata {
   absl::StatusOr<std::shared_ptr<const Automaton>> Known(const nlohmann::ordered_json& schema,
                                                          std::initializer_list<const char*> keys);
   absl::StatusOr<std::shared_ptr<const Automaton>> Build(const nlohmann::ordered_json& schema);
-  absl::StatusOr<std::shared_ptr<const Automaton>> Spend(absl::StatusOr<Automaton> automaton);
 
-  AutomatonLimits limits_{.counters = false};  // what is left of them
-  absl::flat_hash_map<std::string, std::shared_ptr<const Automaton>> known_;  // by the rules' text
+  Work& work_;
+  AutomatonLimits limits_{.counters = false};
+  absl::flat_hash_map<std::string, absl::StatusOr<std::shared_ptr<const Automaton>>>
+      known_;  // by the rules' text
 };
 }  // namespace stretto::engine

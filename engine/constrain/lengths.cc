@@ -5,16 +5,20 @@
 namespace stretto::engine {
 namespace {
 constexpr int64_t kMaxSteps = 50'000'000;
+constexpr int64_t kReadSteps = 64;   // of reading all the bytes of a state
+constexpr int64_t kEdgesOfStep = 4;  // looking at an edge is less than following one
 
 class Analysis {
  public:
-  Analysis(const Automaton& automaton, int32_t min, int32_t max) : automaton_(automaton) {
+  Analysis(const Automaton& automaton, int32_t min, int32_t max, Work* work)
+      : automaton_(automaton), work_(*work) {
     limits_->min = min;
     limits_->max = max;
     num_states_ = static_cast<size_t>(automaton.num_states());
   }
 
   std::shared_ptr<const LengthLimits> Run() {
+    if (!work_.Spend(kReadSteps * automaton_.num_states())) return nullptr;
     FindNext();
     limits_->possible_S.resize(num_states_);
     const bool ok = limits_->max < 0 ? RunWithoutMost() : RunWithMost();
@@ -80,6 +84,12 @@ class Analysis {
     }
   }
 
+  bool SpendRound() {
+    steps_ += num_edges_;
+    return work_.Spend((num_edges_ + static_cast<int64_t>(num_states_)) / kEdgesOfStep + 1) &&
+           steps_ <= kMaxSteps;
+  }
+
   // The states from which one of `from` is a character away.
   std::vector<bool> Before(const std::vector<bool>& from) const {
     std::vector<bool> result(num_states_);
@@ -99,7 +109,7 @@ class Analysis {
       for (size_t s = 0; s < num_states_; ++s) {
         if (can[s]) AddBelow(s, count);
       }
-      if ((steps_ += num_edges_) > kMaxSteps) return false;
+      if (!SpendRound()) return false;
       std::vector<bool> before = Before(can);
       if (before == can) {
         for (size_t s = 0; s < num_states_; ++s) {
@@ -131,7 +141,7 @@ class Analysis {
       for (size_t s = 0; s < num_states_; ++s) {
         if (ends[s]) AddEnding(s, std::max(limits_->min - k, 0), limits_->max - k);
       }
-      if ((steps_ += num_edges_) > kMaxSteps) return false;
+      if (!SpendRound()) return false;
       std::vector<bool> before = Before(ends);
       if (before == ends) {
         for (size_t s = 0; s < num_states_; ++s) {
@@ -154,6 +164,7 @@ class Analysis {
   }
 
   const Automaton& automaton_;
+  Work& work_;
   const std::shared_ptr<LengthLimits> limits_ = std::make_shared<LengthLimits>();
   size_t num_states_ = 0;
   std::vector<std::vector<int32_t>> next_S_;  // a character away
@@ -162,8 +173,8 @@ class Analysis {
 }  // namespace
 
 std::shared_ptr<const LengthLimits> LengthLimits::Of(const Automaton& automaton, int32_t min,
-                                                     int32_t max) {
-  return Analysis(automaton, min, max).Run();
+                                                     int32_t max, Work* work) {
+  return Analysis(automaton, min, max, work).Run();
 }
 
 bool LengthLimits::IsPossible(int64_t state, int32_t count) const {

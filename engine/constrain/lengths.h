@@ -21,9 +21,10 @@ struct LengthLimits {
   std::vector<Intervals> possible_S;
   std::vector<bool> is_within_char_S;
 
-  // Of an automaton over UTF-8, without counters. null: that takes too much work.
+  // Of an automaton over UTF-8, without counters. null: that takes too much work, or
+  // more than is left.
   static std::shared_ptr<const LengthLimits> Of(const Automaton& automaton, int32_t min,
-                                                int32_t max);
+                                                int32_t max, Work* work);
   bool IsPossible(int64_t state, int32_t count) const;
 };
 }  // namespace stretto::engine

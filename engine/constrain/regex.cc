@@ -34,8 +34,8 @@ int HexValue(char32_t c) {
 
 class RegexParser {
  public:
-  RegexParser(std::vector<char32_t> text, RegexMatch match, RegexText kind)
-      : text_(std::move(text)), match_(match), kind_(kind) {}
+  RegexParser(std::vector<char32_t> text, RegexMatch match, RegexText kind, Work* work)
+      : text_(std::move(text)), match_(match), kind_(kind), work_(work) {}
 
   absl::StatusOr<PatternPtr> Parse() {
     if (IsLookAhead(Peek() == '^' ? 1 : 0)) return ParseLookAheads();
@@ -93,14 +93,14 @@ class RegexParser {
     ASSIGN_OR_RETURN(PatternPtr rest, ParseAlternatives(/*depth=*/0));
     if (num_alternatives_ > 1) return Error("beside look-ahead, '|' must stand in a group");
     if (at_ < text_.size()) return Error("unmatched ')'");
-    constexpr AutomatonLimits kLimits{.max_steps = int64_t{4} << 20, .counters = false};
-    absl::StatusOr<Automaton> all = Automaton::Compile(*rest, kLimits);
+    const AutomatonLimits limits{.max_steps = int64_t{4} << 20, .counters = false, .work = work_};
+    absl::StatusOr<Automaton> all = Automaton::Compile(*rest, limits);
     for (const auto& [wanted, condition] : conditions) {
       if (!all.ok()) break;
-      const auto other = Automaton::Compile(*condition, kLimits);
+      const auto other = Automaton::Compile(*condition, limits);
       if (!other.ok()) return other.status();
-      all = wanted ? Automaton::Intersect(*all, *other, kLimits)
-                   : Automaton::Subtract(*all, *other, kLimits);
+      all = wanted ? Automaton::Intersect(*all, *other, limits)
+                   : Automaton::Subtract(*all, *other, limits);
     }
     if (absl::IsNotFound(all.status())) {
       return absl::InvalidArgumentError("no text matches it and its look-aheads");
@@ -374,6 +374,7 @@ class RegexParser {
   const std::vector<char32_t> text_;
   const RegexMatch match_;
   RegexText kind_;
+  Work* const work_;  // may be null
   size_t at_ = 0;
   bool anchored_ = false;  // what is parsed begins at the text's beginning
   size_t num_alternatives_ = 0;
@@ -381,7 +382,7 @@ class RegexParser {
 }  // namespace
 
 absl::StatusOr<PatternPtr> ParseRegex(absl::string_view expression, RegexMatch match,
-                                      RegexText text) {
+                                      RegexText text, Work* work) {
   if (expression.size() > kMaxRegexBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("has ", expression.size(), " bytes: expected up to ", kMaxRegexBytes));
@@ -391,7 +392,7 @@ absl::StatusOr<PatternPtr> ParseRegex(absl::string_view expression, RegexMatch m
   for (size_t at = 0; at < expression.size();) {
     characters.push_back(NextCodePoint(expression, &at));
   }
-  return RegexParser(std::move(characters), match, text).Parse();
+  return RegexParser(std::move(characters), match, text, work).Parse();
 }
 
 std::string RegexOfTexts(absl::Span<const std::string> texts) {

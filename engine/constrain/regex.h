@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "engine/constrain/pattern.h"
+#include "engine/constrain/work.h"
 
 namespace stretto::engine {
 inline constexpr size_t kMaxRegexBytes = 16 << 10;
@@ -32,8 +33,9 @@ enum class RegexText {
   kJsonString  // the text as it stands within the quotes of a JSON string
 };
 
+// `work`: what look-ahead may cost beside other things.
 absl::StatusOr<PatternPtr> ParseRegex(absl::string_view expression, RegexMatch match,
-                                      RegexText text = RegexText::kPlain);
+                                      RegexText text = RegexText::kPlain, Work* work = nullptr);
 // The expression that matches one of these texts and nothing else.
 std::string RegexOfTexts(absl::Span<const std::string> texts);
 }  // namespace stretto::engine

@@ -128,7 +128,7 @@ absl::StatusOr<PatternPtr> SchemaScalars::ParseString(const Json& schema,
   if (!has_pattern && !has_format) return AnyString(min, max);
   if (has_pattern) {
     auto inside = ParseRegex(schema["pattern"].get<std::string>(), RegexMatch::kSearch,
-                             RegexText::kJsonString);
+                             RegexText::kJsonString, &work_);
     if (!inside.ok()) return SchemaError(here, inside.status().message());
     if (!has_format && !has_length) return Quoted(*std::move(inside));
   } else if (!has_length) {
@@ -136,7 +136,7 @@ absl::StatusOr<PatternPtr> SchemaScalars::ParseString(const Json& schema,
   }
   auto automaton = strings_.WithoutLength(schema);
   if (!automaton.ok()) return SchemaError(where, automaton.status().message());
-  auto lengths = LengthLimits::Of(**automaton, min, max);
+  auto lengths = LengthLimits::Of(**automaton, min, max, &work_);
   if (lengths == nullptr)
     return SchemaError(where, "takes too long to build: limit its length less");
   if (!lengths->IsPossible((*automaton)->start(), 0)) {

@@ -22,7 +22,7 @@ absl::StatusOr<int32_t> SchemaCount(const nlohmann::ordered_json& schema, const 
 
 class SchemaScalars {
  public:
-  explicit SchemaScalars(StringAutomata* strings) : strings_(*strings) {}
+  SchemaScalars(StringAutomata* strings, Work* work) : strings_(*strings), work_(*work) {}
 
   // Of schemas of the type, which have no keywords but its own.
   absl::StatusOr<PatternPtr> ParseInteger(const nlohmann::ordered_json& schema,
@@ -37,5 +37,6 @@ class SchemaScalars {
                                             PatternPtr integers, const std::string& where);
 
   StringAutomata& strings_;
+  Work& work_;
 };
 }  // namespace stretto::engine

@@ -282,9 +282,15 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
                               .stop_ids = parts_.host->prompts->stop_ids(),
                               .version = parts_.policy->Current().first};
     const auto constraint_of = [&](const engine::ConstraintSpec& spec) {
-      return parts_.constraints->Get(spec, [&context] { return context.IsCancelled(); });
+      return parts_.constraints->Get(
+          spec, [&context, this] { return context.IsCancelled() || parts_.loop->IsDraining(); });
     };
-    ASSIGN_OR_RETURN(GenerationRequest request, FromProto(proto, constraint_of, limits));
+    absl::StatusOr<GenerationRequest> read = FromProto(proto, constraint_of, limits);
+    if (absl::IsCancelled(read.status()) && parts_.loop->IsDraining()) {
+      return absl::UnavailableError("the generator is draining and takes no new requests");
+    }
+    if (!read.ok()) return read.status();
+    GenerationRequest request = *std::move(read);
     const int64_t gather_ms = request.want_text ? 0 : kGatherMs;
     ASSIGN_OR_RETURN(const std::shared_ptr<Generation> generation,
                      parts_.loop->Submit(std::move(request)));
