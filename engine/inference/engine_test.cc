@@ -172,8 +172,10 @@ TEST_CASE("the queue is bounded, draining refuses, duplicates are named") {
   const auto engine = model.Engine(options);
   REQUIRE_OK(engine->Submit(Make(1)));
   CHECK(absl::IsAlreadyExists(engine->SubmitGroup({Make(2), Make(2)})));
-  std::vector<Request> group(3, Make(2));
-  for (uint64_t i = 0; i < 3; ++i) group[i].id = 10 + i;
+  std::vector<Request> group(4, Make(2));
+  for (uint64_t i = 0; i < 4; ++i) group[i].id = 10 + i;
+  CHECK(absl::IsInvalidArgument(engine->SubmitGroup(group)));  // never fits
+  group.pop_back();
   CHECK(absl::IsResourceExhausted(engine->SubmitGroup(group)));
   group[2].priority = 1;
   CHECK(absl::IsInvalidArgument(engine->SubmitGroup(group)));

@@ -31,6 +31,13 @@ absl::Status Scheduler::CheckRoom(int64_t num_requests, int64_t num_tokens) cons
       waiting_tokens_ + num_tokens <= options_.max_queued_tokens) {
     return absl::OkStatus();
   }
+  if (num_requests > options_.max_queued || num_tokens > options_.max_queued_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a request for ", num_requests, num_requests == 1 ? " completion" : " completions",
+        " of prompts with ", num_tokens, " tokens together can never be queued: up to ",
+        options_.max_queued, " completions (max_queued) with ", options_.max_queued_tokens,
+        " tokens may wait; ask for fewer at once"));
+  }
   return absl::ResourceExhaustedError(
       absl::StrCat("the queue is full: ", num_waiting(), " requests with ", waiting_tokens_,
                    " tokens wait; try again when some have been admitted"));

@@ -103,7 +103,8 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options, const ChainKey& root);
 
   // Takes one sequence, or a group with equal tokens and priority (all or none).
-  // InvalidArgument: it can never fit into the cache. ResourceExhausted: the queue is full.
+  // InvalidArgument: it can never fit into the cache. or the queue. ResourceExhausted: the queue is
+  // full.
   absl::Status Submit(absl::Span<Sequence* const> group);
   // ResourceExhausted: so many more, of so many tokens together, have no place in the queue now.
   absl::Status CheckRoom(int64_t num_requests, int64_t num_tokens) const;

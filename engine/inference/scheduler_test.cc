@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "absl/strings/match.h"
 #include "base/testing.h"
 #include "engine/inference/kv_oracle.h"
 
@@ -95,6 +96,12 @@ TEST_CASE("the queue is bounded in requests and in tokens") {
   CHECK(absl::IsResourceExhausted(scheduler.Submit({&b, &c})));  // all or none
   REQUIRE_OK(scheduler.Submit({&b}));
   CHECK(absl::IsResourceExhausted(scheduler.Submit({&d})));
+  // What would not fit into an empty one either shall not be tried again.
+  const absl::Status many = scheduler.CheckRoom(3, 3), long_prompts = scheduler.CheckRoom(1, 51);
+  CHECK(absl::IsInvalidArgument(many));
+  CHECK(absl::StrContains(many.message(), "up to 2 completions (max_queued)"));
+  CHECK(absl::IsInvalidArgument(long_prompts));
+  CHECK(absl::StrContains(long_prompts.message(), "51 tokens"));
   Step(scheduler);
   REQUIRE_OK(scheduler.Submit({&d, &e}));
 }

@@ -106,7 +106,9 @@ class GeneratorProgram final : public Service {
                    "an origin (https://host[:port], or *) whose web pages may use the HTTP API "
                    "(may be repeated)")
         ->check(CLI::Validator(CheckOrigin, "ORIGIN"));
-    app.add_option("--max-queued", max_queued_, "requests that may wait")
+    app.add_option("--max-queued", max_queued_,
+                   "completions that may wait, each of a request's n counted; a request for "
+                   "more is refused")
         ->check(IntegerIn(1, 1 << 20));
     app.add_option("--max-running", cluster_.max_running, "with --model: sequences at once")
         ->check(IntegerIn(1, 65536));

@@ -302,11 +302,21 @@ TEST_CASE("what HTTP requests are refused, and how") {
 }
 
 TEST_CASE("full queues answer 429 with a time to try again; draining 503") {
-  Server server({"--max-queued", "4"});
-  const Answer full = server.Complete({{"prompt", "1"}, {"n", 8}, {"max_tokens", 4}});
+  Server server({"--max-queued", "4", "--max-running", "1"});
+  // More than ever fits is no matter of time.
+  const Answer never = server.Complete({{"prompt", "1"}, {"n", 8}, {"max_tokens", 4}});
+  CHECK(never.status == 400);
+  CHECK(absl::StrContains(never.body, "up to 4 completions"));
+  auto busy = std::make_unique<Connection>(server.http_port);
+  const Json endless{{"prompt", "1"}, {"n", 4}, {"max_tokens", 250}, {"ignore_eos", true}};
+  busy->Send(RawPost("/v1/completions", endless.dump()));
+  REQUIRE(Eventually([&] { return server.Status().num_running() > 0; }));
+  const Answer full = server.Complete({{"prompt", "1"}, {"n", 4}, {"max_tokens", 4}});
   CHECK(full.status == 429);
   CHECK(absl::StrContains(full.headers, "Retry-After: 1"));
   CHECK(full.json()["error"]["code"] == "rate_limit_exceeded");
+  busy.reset();
+  REQUIRE(Eventually([&] { return server.IsIdle(); }));
   CHECK(server.Complete({{"prompt", "1"}, {"n", 2}, {"max_tokens", 4}}).status == 200);
   const auto stub = Connect<v1::Generator>(absl::StrCat("127.0.0.1:", server.port));
   CallContext context;
