@@ -178,6 +178,35 @@ TEST_CASE("look-ahead at the beginning") {
   CHECK(!ParseRegex("(?!ab)a", RegexMatch::kSearch).ok());
 }
 
+TEST_CASE("look-ahead within the group at the end means what others mean by it") {
+  // The first as Pydantic writes a decimal of up to 6 digits, 2 of them behind the point.
+  for (const char* expression :
+       {"^(?!^[-+.]*$)[+-]?0*(?:\\d{0,4}|(?=[\\d.]{1,7}0*$)\\d{0,4}\\.\\d{0,2}0*$)",
+        "^0*(?:(?=[1.]{1,3}0*$)1{0,2}\\.1?0*$|(?!.*11)1[01]*)$", "^1*((?=1.0)[1.]*0|(?!10)1.)",
+        "1(?:0|(?=.1)[.1]{2,3}|(?!-)(?!1)[-1.]$)"}) {
+    const std::regex reference(expression);
+    for (const RegexMatch match : {RegexMatch::kSearch, RegexMatch::kWhole}) {
+      const Automaton automaton = Regex(expression, match);
+      const Automaton json = Compiled(ParseRegex(expression, match, RegexText::kJsonString));
+      std::vector<std::string> texts{""};
+      size_t num_good = 0, num_wrong = 0;
+      for (size_t i = 0; i < texts.size(); ++i) {
+        const std::string text = texts[i];
+        const bool good = match == RegexMatch::kSearch ? std::regex_search(text, reference)
+                                                       : std::regex_match(text, reference);
+        num_good += good;
+        num_wrong += Matches(automaton, text) != good || Matches(json, text) != good;
+        for (size_t c = 0; text.size() < 5 && c < 4; ++c) texts.push_back(text + "01.-"[c]);
+      }
+      INFO(expression << (match == RegexMatch::kSearch ? ", searched" : ", of the whole"));
+      CHECK(num_good > 0);
+      CHECK(num_good < texts.size());
+      CHECK(num_wrong == 0);
+    }
+  }
+  CHECK(absl::StrContains(ErrorOf("(?:(?=a)a|b)c"), "look-around"));
+}
+
 TEST_CASE("expressions that are refused, and where") {
   CHECK(absl::StrContains(ErrorOf("ab(c"), "character 3"));
   CHECK(absl::StrContains(ErrorOf("ab)"), "character 3"));

@@ -45,6 +45,8 @@ class RegexParser {
   }
 
  private:
+  using Conditions = std::vector<std::pair<bool, PatternPtr>>;  // look-ahead: wanted or not
+
   // An atom before its quantifier: a set of characters, or something else.
   struct ClassItem {
     CharSet set;
@@ -82,19 +84,32 @@ class RegexParser {
     }
     const RegexText kind = kind_;
     kind_ = RegexText::kPlain;
-    std::vector<std::pair<bool, PatternPtr>> conditions;
+    ASSIGN_OR_RETURN(const Conditions conditions, ParseConditions());
+    anchored_ = true;
+    ASSIGN_OR_RETURN(PatternPtr rest, ParseAlternatives(/*depth=*/0));
+    if (num_alternatives_ > 1) return Error("beside look-ahead, '|' must stand in a group");
+    if (at_ < text_.size()) return Error("unmatched ')'");
+    auto all = Obeying(*rest, conditions, kind);
+    if (absl::IsNotFound(all.status())) {
+      return absl::InvalidArgumentError("no text matches it and its look-aheads");
+    }
+    return all;
+  }
+  absl::StatusOr<Conditions> ParseConditions() {
+    Conditions conditions;
     while (IsLookAhead(0)) {
       const bool wanted = Peek(2) == '=';
       at_ += 3;
       ASSIGN_OR_RETURN(PatternPtr condition, ParseLookedAt());
       conditions.emplace_back(wanted, std::move(condition));
     }
-    anchored_ = true;
-    ASSIGN_OR_RETURN(PatternPtr rest, ParseAlternatives(/*depth=*/0));
-    if (num_alternatives_ > 1) return Error("beside look-ahead, '|' must stand in a group");
-    if (at_ < text_.size()) return Error("unmatched ')'");
+    return conditions;
+  }
+  // What `rest` matches and each condition lets through, as text of the kind. NotFound: nothing.
+  absl::StatusOr<PatternPtr> Obeying(const Pattern& rest, const Conditions& conditions,
+                                     RegexText kind) const {
     const AutomatonLimits limits{.max_steps = int64_t{4} << 20, .counters = false, .work = work_};
-    absl::StatusOr<Automaton> all = Automaton::Compile(*rest, limits);
+    absl::StatusOr<Automaton> all = Automaton::Compile(rest, limits);
     for (const auto& [wanted, condition] : conditions) {
       if (!all.ok()) break;
       const auto other = Automaton::Compile(*condition, limits);
@@ -102,14 +117,57 @@ class RegexParser {
       all = wanted ? Automaton::Intersect(*all, *other, limits)
                    : Automaton::Subtract(*all, *other, limits);
     }
-    if (absl::IsNotFound(all.status())) {
-      return absl::InvalidArgumentError("no text matches it and its look-aheads");
-    }
     if (!all.ok()) return all.status();
     auto shared = std::make_shared<const Automaton>(*std::move(all));
     return kind == RegexText::kPlain ? Matches(std::move(shared))
                                      : JsonTextMatches(std::move(shared));
   }
+
+  // Whether a group begins here that nothing but the end follows, with look-ahead at the beginning
+  // of an alternative: as both see the same text, the rest, it can be joined with what follows it.
+  bool IsLookingTail() const {
+    bool in_class = false, looks = false;
+    int level = 0;
+    for (size_t i = 0; at_ + i < text_.size(); ++i) {
+      const char32_t c = Peek(i);
+      if (c == '\\') {
+        ++i;
+      } else if (in_class || c == '[') {
+        in_class = c != ']';
+      } else if (c == '(') {
+        const bool is_plain = Peek(i + 1) == '?' && Peek(i + 2) == ':';
+        if (++level == 1) looks |= IsLookAhead(i + (is_plain ? 3 : 1));
+      } else if (c == '|' && level == 1) {
+        looks |= IsLookAhead(i + 1);
+      } else if (c == ')' && --level == 0) {
+        const size_t end = at_ + i + 1;
+        return looks && (end == text_.size() || (end + 1 == text_.size() && text_[end] == '$'));
+      }
+    }
+    return false;
+  }
+  absl::StatusOr<PatternPtr> ParseLookingTail() {
+    const RegexText kind = kind_;
+    kind_ = RegexText::kPlain;
+    has_tail_ = true;
+    ++at_;
+    if (Peek() == '?' && Peek(1) == ':') at_ += 2;
+    std::vector<PatternPtr> alternatives;
+    do {
+      ASSIGN_OR_RETURN(const Conditions conditions, ParseConditions());
+      ASSIGN_OR_RETURN(PatternPtr rest, ParseConcat(/*depth=*/0));
+      const bool to_end = Take('$') || text_.back() == '$' || match_ == RegexMatch::kWhole;
+      if (!to_end) rest = Concat({std::move(rest), Anything()});
+      auto all = Obeying(*rest, conditions, kind);
+      if (absl::IsNotFound(all.status())) continue;
+      if (!all.ok()) return all.status();
+      alternatives.push_back(*std::move(all));
+    } while (Take('|'));
+    if (!Take(')')) return Error("expected the end of the group");
+    kind_ = kind;
+    return Alternate(std::move(alternatives));
+  }
+
   // Up to the end of the look-ahead: whole texts that begin with it.
   absl::StatusOr<PatternPtr> ParseLookedAt() {
     std::vector<PatternPtr> alternatives;
@@ -129,7 +187,7 @@ class RegexParser {
     do {
       const bool from_start = depth == 0 && (anchored_ || Take('^'));
       ASSIGN_OR_RETURN(PatternPtr part, ParseConcat(depth));
-      const bool to_end = depth == 0 && Take('$');
+      const bool to_end = depth == 0 && (Take('$') || has_tail_);
       if (to_end && !AtEnd() && Peek() != '|') return Error("'$' that isn't at the end");
       if (match_ == RegexMatch::kSearch && depth == 0) {
         std::vector<PatternPtr> parts{std::move(part)};
@@ -147,6 +205,10 @@ class RegexParser {
     std::vector<PatternPtr> parts;
     while (!AtEnd() && Peek() != '|' && Peek() != ')') {
       if (Peek() == '$' && depth == 0) break;
+      if (Peek() == '(' && depth == 0 && !has_tail_ && IsLookingTail()) {
+        ASSIGN_OR_RETURN(parts.emplace_back(), ParseLookingTail());
+        continue;
+      }
       ASSIGN_OR_RETURN(PatternPtr part, ParseRepeated(depth));
       parts.push_back(std::move(part));
     }
@@ -377,6 +439,7 @@ class RegexParser {
   Work* const work_;  // may be null
   size_t at_ = 0;
   bool anchored_ = false;  // what is parsed begins at the text's beginning
+  bool has_tail_ = false;  // the last group was joined with its look-ahead, up to the end
   size_t num_alternatives_ = 0;
 };
 }  // namespace

@@ -5,7 +5,8 @@
 // expression or of an alternative of it. Characters are Unicode code points.
 //
 // At the very beginning of an expression that is one alternative, behind `^` or of a whole text,
-// look-ahead (?=…) and (?!…) too: passwords' (?=.*[0-9]), and "not only" rules.
+// look-ahead (?=…) and (?!…) too: passwords' (?=.*[0-9]), and "not only" rules. And at the
+// beginning of alternatives of a group that ends the expression.
 //
 // Not regular, or not read: back references, other look-around, word boundaries, possessive
 // quantifiers, inline flags, Unicode properties. InvalidArgument says what and at which character.
