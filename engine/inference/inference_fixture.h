@@ -87,8 +87,9 @@ inline Model MakeModel(const std::string& backend, int num_threads, DType dtype,
   config.head_dim = shape.head_dim;
   config.max_position_embeddings = shape.max_context;
   config.tie_word_embeddings = shape.tie_word_embeddings;
-  auto transformer =
-      Transformer::Create(*model.device, config, {dtype, shape.max_context, shape.kv_format});
+  auto transformer = Transformer::Create(
+      *model.device, config,
+      {.dtype = dtype, .max_sequence_length = shape.max_context, .kv_format = shape.kv_format});
   STRETTO_CHECK_MSG(transformer.ok(), ::stretto::testing::StatusText(transformer).c_str());
   model.transformer = std::move(*transformer);
   return model;
