@@ -88,8 +88,10 @@ class Fuzzer {
     const absl::Status status = scheduler_.Submit(group);
     if (!status.ok()) {
       ++num_refused;
-      const bool too_large = (size + more - 1 + 15) / 16 > options_.num_blocks;
-      REQUIRE(absl::IsInvalidArgument(status) == too_large);
+      const auto num = static_cast<int64_t>(num_samples);
+      const bool never_fits = (size + more - 1 + 15) / 16 > options_.num_blocks ||
+                              num > options_.max_queued || num * size > options_.max_queued_tokens;
+      REQUIRE(absl::IsInvalidArgument(status) == never_fits);
       REQUIRE(scheduler_.num_waiting() == waiting);
       return;
     }
