@@ -44,8 +44,10 @@ struct Scored {
 absl::StatusOr<Scored> Score(engine::Device& device, const engine::ModelFiles& files,
                              const std::vector<std::vector<int32_t>>& texts,
                              const Formats& formats) {
-  ASSIGN_OR_RETURN(const auto model, engine::Transformer::Create(
-                                         device, files.config, {formats.dtype, 1024, formats.kv}));
+  ASSIGN_OR_RETURN(const auto model, engine::Transformer::Create(device, files.config,
+                                                                 {.dtype = formats.dtype,
+                                                                  .max_sequence_length = 1024,
+                                                                  .kv_format = formats.kv}));
   const auto stream = device.CreateStream();
   engine::WeightsOptions weights_options;
   weights_options.format = formats.weights;
