@@ -21,7 +21,7 @@
 #include "base/philox.h"
 #include "bench/report.h"
 #include "bench/smollm2.h"
-#include "engine/collectives/tcp_communicator.h"
+#include "engine/collectives/direct_communicator.h"
 #include "engine/training/trainer_engine.h"
 
 namespace stretto::bench {

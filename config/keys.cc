@@ -260,6 +260,9 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(cluster, tensor_parallel, Between(1, 1024),
           "Ranks that share one copy of the model; divides `cluster.trainers` and "
           "`train.k_leaves`. Changes no bit."),
+      KEY(cluster, collectives, OneOf({"tcp", "nccl"}),
+          "What carries what trainers exchange. `nccl`: for trainers that were built with it and "
+          "have a CUDA device each. Changes no bit."),
       KEY(cluster, offload_optimizer, Any(),
           "Trainers keep masters and moments in files of the run's folder. Changes no bit."),
       KEY(cluster, trainer_grace_ms, Between(0, 86400000),

@@ -160,6 +160,7 @@ struct ClusterSection {
   int64_t min_trainers = 1;            // fewest that go on without the others
   std::string trainer_layout = "ddp";  // ddp | zero1 | zero2 | fsdp: what ranks divide
   int64_t tensor_parallel = 1;         // ranks that share one copy of the model
+  std::string collectives = "tcp";     // tcp | nccl: what carries what trainers exchange
   bool offload_optimizer = false;      // masters and moments in files of the run's folder
   int64_t burn_in_ms = 200;            // a trainer's known products before it joins; 0: none
   int64_t trainer_grace_ms = 30000;    // how long a group waits for a lost rank

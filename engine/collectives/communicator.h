@@ -1,5 +1,5 @@
-// Collectives among the ranks of one group, behind one interface; tcp_communicator.h has the
-// implementation over TCP. A communicator is a member's seat in a group of one membership epoch.
+// Collectives among the ranks of one group, behind one interface; direct_communicator.h has the
+// implementation. A communicator is a member's seat in a group of one membership epoch.
 //
 // Order: the operations of a rank run one after another in the order in which it started them, and
 // all ranks start the same collectives in the same order (Send and Recv match per pair of ranks).
@@ -18,11 +18,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
@@ -126,12 +128,21 @@ struct CollectiveCall {
 int64_t EvenShare(int64_t total, int size, int rank);
 std::vector<int64_t> EvenShares(int64_t total, int size);
 
+// Makes what carries a group's payloads (frame_exchange.h); `control`, which connects the group's
+// ranks already, carries what they must agree on. Blocks until every rank takes part.
+class FrameExchange;
+using FrameCarrier = std::function<absl::StatusOr<std::unique_ptr<FrameExchange>>(
+    std::unique_ptr<FrameExchange> control, const GroupTable& group, int rank,
+    absl::Duration timeout)>;
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual const GroupTable& group() const = 0;
   virtual int rank() const = 0;
   int size() const { return group().size(); }
+  // What its payloads go through; groups among its members use the same. Null: TCP.
+  virtual FrameCarrier carrier() const = 0;
 
   // Enqueues an operation. Sizes are checked (STRETTO_CHECK): a mismatch within a rank is a bug,
   // one between ranks an error of the operation.

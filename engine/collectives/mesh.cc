@@ -210,7 +210,7 @@ absl::Status Mesh::Exchange(const FrameLabel& label, absl::Span<PeerFrames> fram
     p.out.dtype = static_cast<uint8_t>(label.dtype);
     p.out.phase = label.phase;
     p.out.sequence = label.sequence;
-    p.out.payload_bytes = TotalBytes(frames[i].send);
+    p.out.payload_bytes = frames[i].send_bytes();
     p.out.agreement = label.agreement;
     p.out.epoch = group_.epoch;
     p.to_send.push_back(BytesOf(p.out));
@@ -353,7 +353,7 @@ absl::Status Mesh::CheckHeader(const FrameLabel& label, const Progress& p) const
     return absl::DataLossError(absl::StrCat(who, " sent what is no frame of this group"));
   }
   if (in.type == kFarewell) return ReadFarewell(p);
-  const int64_t expected = TotalBytes(p.frames->receive);
+  const int64_t expected = p.frames->receive_bytes();
   const auto kind = static_cast<CollectiveKind>(in.kind);
   if (kind == p.frames->expected_kind && in.sequence == label.sequence && in.phase == label.phase &&
       in.dtype == static_cast<uint8_t>(label.dtype) && in.payload_bytes == expected &&
@@ -439,7 +439,7 @@ void Mesh::Farewell(const absl::Status& why) {
   }
 }
 
-void Mesh::Interrupt() const {
+void Mesh::Interrupt() {
   const uint64_t one = 1;
   const ssize_t written = write(wake_.fd(), &one, sizeof(one));
   static_cast<void>(written);  // fails only when it is set already

@@ -12,35 +12,17 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "engine/collectives/communicator.h"
+#include "engine/collectives/frame_exchange.h"
 #include "engine/collectives/socket.h"
 
 namespace stretto::engine {
-// What a frame says of itself; both sides of an exchange must say the same.
-struct FrameLabel {
-  CollectiveKind kind = CollectiveKind::kBarrier;
-  DType dtype = DType::kU8;
-  uint8_t phase = 0;
-  int64_t sequence = 0;    // "#17"
-  uint64_t agreement = 0;  // a hash over all that ranks must agree on
-};
-
-// The frames to and from one peer: payloads in pieces that are sent and received in order.
-struct PeerFrames {
-  int peer = 0;
-  // Send and Recv label their frames differently on both sides.
-  CollectiveKind sent_kind = CollectiveKind::kBarrier, expected_kind = CollectiveKind::kBarrier;
-  std::vector<absl::Span<const uint8_t>> send;
-  std::vector<absl::Span<uint8_t>> receive;
-};
-
 // How long a mesh that is being made waits for others.
 struct MeshPatience {
   DeadlineNs deadline = 0;
   std::function<bool()> is_cancelled = nullptr;  // CommunicatorOptions
 };
 
-class Mesh {
+class Mesh final : public FrameExchange {
  public:
   // Connects to the ranks below and accepts those above. Refuses, and is refused by, ranks of
   // another epoch or group. Errors name the rank.
@@ -49,14 +31,11 @@ class Mesh {
   Mesh(Mesh&&) = default;
   Mesh& operator=(Mesh&&) = default;
 
-  // Blocks. After an error the mesh can only say farewell.
   absl::Status Exchange(const FrameLabel& label, absl::Span<PeerFrames> frames,
-                        absl::Duration timeout);
-  // Tells every peer that is still there why this rank ends the group; for at most a second.
-  void Farewell(const absl::Status& why);
-  // Lets an exchange, the current or the next, end with CANCELLED. Any thread.
-  void Interrupt() const;
-  int64_t overhead_bytes_sent() const { return overhead_bytes_sent_; }
+                        absl::Duration timeout) override;
+  void Farewell(const absl::Status& why) override;
+  void Interrupt() override;
+  int64_t overhead_bytes_sent() const override { return overhead_bytes_sent_; }
 
   static constexpr size_t kHeaderBytes = 40;
 

@@ -40,6 +40,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinSubgroup(Communicator& world,
   }
   // Whoever ends the world ends the wait for a member that has gone meanwhile.
   CommunicatorOptions in_world = options;
+  if (in_world.carrier == nullptr) in_world.carrier = world.carrier();
   in_world.is_cancelled = [&world] { return !world.status().ok(); };
   return ConnectGroup(*std::move(listener), group, static_cast<int>(me - ranks.begin()), in_world);
 }

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/collectives/communicator.h"
-#include "engine/collectives/tcp_communicator.h"
+#include "engine/collectives/direct_communicator.h"
 
 namespace stretto::engine {
 // All ranks of `world` call it at the same time, each naming the ranks (rising, its own among them)

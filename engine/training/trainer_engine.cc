@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/status.h"
-#include "engine/collectives/tcp_communicator.h"
+#include "engine/collectives/direct_communicator.h"
 #include "engine/training/tensor_parallel_pass.h"
 
 namespace stretto::engine {

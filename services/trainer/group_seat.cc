@@ -46,9 +46,11 @@ absl::StatusOr<std::shared_ptr<engine::Communicator>> GroupSeat::Join(
     return epoch_ != epoch;
   };
   ASSIGN_OR_RETURN(std::unique_ptr<engine::Communicator> connected,
-                   engine::ConnectGroup(
-                       *std::move(listener), table, rank,
-                       {.timeout = timeout, .connect_timeout = timeout, .is_cancelled = is_over}));
+                   engine::ConnectGroup(*std::move(listener), table, rank,
+                                        {.timeout = timeout,
+                                         .connect_timeout = timeout,
+                                         .is_cancelled = is_over,
+                                         .carrier = carrier_}));
   std::shared_ptr<engine::Communicator> group = std::move(connected);
   absl::MutexLock lock(&mutex_);
   if (static_cast<uint64_t>(table.epoch) != epoch_) {

@@ -12,13 +12,15 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
-#include "engine/collectives/tcp_communicator.h"
+#include "engine/collectives/direct_communicator.h"
 
 namespace stretto::services {
 class GroupSeat {
  public:
-  // Peers are accepted at an address of this machine ("127.0.0.1", "0.0.0.0").
-  explicit GroupSeat(std::string bind) : bind_(std::move(bind)) {}
+  // Peers are accepted at an address of this machine ("127.0.0.1", "0.0.0.0"). `carrier`: what a
+  // group's payloads go through; null: TCP.
+  explicit GroupSeat(std::string bind, engine::FrameCarrier carrier = nullptr)
+      : bind_(std::move(bind)), carrier_(std::move(carrier)) {}
 
   // The host under which others reach this process, if not the address it listens at.
   void SetHost(std::string host);
@@ -39,6 +41,7 @@ class GroupSeat {
 
  private:
   const std::string bind_;
+  const engine::FrameCarrier carrier_;
   absl::Mutex mutex_;
   std::string host_ ABSL_GUARDED_BY(mutex_);
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;

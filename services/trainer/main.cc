@@ -2,6 +2,9 @@
 #include <memory>
 
 #include "base/status.h"
+#ifdef STRETTO_HAS_NCCL
+#include "engine/collectives/nccl/nccl_exchange.h"
+#endif
 #include "engine/device/burn_in.h"
 #include "grpcpp/impl/service_type.h"
 #include "services/common/log.h"
@@ -14,6 +17,20 @@ namespace {
 // A generator that asks for a new version at once should still get the delta.
 constexpr int64_t kWaitForDeltaMs = 3000;
 
+absl::StatusOr<engine::FrameCarrier> CarrierOf(const RunConfig& run) {
+  if (run.cluster.collectives != "nccl") return engine::FrameCarrier();
+#ifdef STRETTO_HAS_NCCL
+  if (engine::NumNcclDevices() > 0) return engine::OverNccl(0);
+  return absl::FailedPreconditionError(
+      "cluster.collectives is nccl: this machine shows no CUDA device to this trainer "
+      "(CUDA_VISIBLE_DEVICES chooses it); give it one, or set cluster.collectives=tcp");
+#else
+  return absl::FailedPreconditionError(
+      "cluster.collectives is nccl: this trainer was built without NCCL; build with `cmake "
+      "--preset cuda` where the CUDA toolkit is, or set cluster.collectives=tcp");
+#endif
+}
+
 class TrainerProgram final : public Service {
  public:
   std::string kind() const override { return "trainer"; }
@@ -21,11 +38,12 @@ class TrainerProgram final : public Service {
   absl::Status Start(const ServiceContext& context) override {
     if (!context.run.has_value()) return absl::InvalidArgumentError("--run FILE is needed");
     const RunConfig& run = *context.run;
+    ASSIGN_OR_RETURN(engine::FrameCarrier carrier, CarrierOf(run));
     const int64_t threads =
         context.flags.threads > 0 ? context.flags.threads : run.cluster.trainer_threads;
     ASSIGN_OR_RETURN(host_, OpenModelHost(OptionsOfRun(run, static_cast<int>(threads))));
     ASSIGN_OR_RETURN(const double ceiling, CheckMachine(run, *context.metrics));
-    seat_ = std::make_unique<GroupSeat>(context.flags.bind);
+    seat_ = std::make_unique<GroupSeat>(context.flags.bind, std::move(carrier));
     ASSIGN_OR_RETURN(trainer_, PolicyTrainer::Open(run, host_.get(), context.metrics, seat_.get(),
                                                    Files::Real()));
     trainer_->SetMatrixCeiling(ceiling);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <cstdlib>
 #include <map>
 
 #include "absl/strings/match.h"
@@ -373,6 +374,13 @@ TEST_CASE("ranks and leaves that don't fit are refused where they stand") {
         std::string::npos);
   CHECK(log_of("d", {"cluster.tensor_parallel=2"}).find("a divisor of cluster.trainers (1)") !=
         std::string::npos);
+  CHECK(log_of("e", {"cluster.collectives=rdma"}).find("expected one of tcp, nccl") !=
+        std::string::npos);
+  // The suite hides devices, where a machine has some, from a trainer that was built with NCCL.
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  CHECK(log_of("f", {"cluster.collectives=nccl"}).find("or set cluster.collectives=tcp") !=
+        std::string::npos);
+  unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
 TEST_CASE("more micro-batches than leaves: the run ends and says what to do") {

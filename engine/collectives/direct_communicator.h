@@ -1,5 +1,6 @@
-// The Communicator over TCP, for CPUs. Every rank exchanges one frame with every other in each
-// collective ("direct" algorithms), so a rank pays what the ring algorithms pay,
+// The Communicator of every transport: over TCP, or with payloads through NCCL. Every rank
+// exchanges one frame with every other in each collective ("direct" algorithms), so a rank pays
+// what the ring algorithms pay,
 //   AllGather, ReduceScatter (N−1)/N·M · AllReduce 2(N−1)/N·M · Broadcast M from the root,
 // with one hop instead of N−1, each rank sees for itself who is silent, and sums can be added in
 // the order of a tree. A thread of its own runs the operations, so the caller computes meanwhile.
@@ -21,6 +22,8 @@ struct CommunicatorOptions {
   absl::Duration connect_timeout = absl::Seconds(60);  // of the group's making
   // Asked a few times a second while the group is made: true ends that with CANCELLED.
   std::function<bool()> is_cancelled = nullptr;
+  // What carries payloads; null: the TCP connections that the group is made with.
+  FrameCarrier carrier = nullptr;
 };
 
 // Takes rank `rank` of `group`, whose member accepts peers at `listener`. Blocks until every rank

@@ -1,4 +1,4 @@
-#include "engine/collectives/tcp_communicator.h"
+#include "engine/collectives/direct_communicator.h"
 
 #include <algorithm>
 #include <array>
@@ -87,33 +87,35 @@ struct Pending {
   std::shared_ptr<CollectiveHandle::State> handle;
 };
 
-class TcpCommunicator final : public Communicator {
+class DirectCommunicator final : public Communicator {
  public:
-  TcpCommunicator(Mesh mesh, GroupTable group, int rank, const CommunicatorOptions& options)
-      : mesh_(std::move(mesh)),
+  DirectCommunicator(std::unique_ptr<FrameExchange> exchange, GroupTable group, int rank,
+                     const CommunicatorOptions& options)
+      : exchange_(std::move(exchange)),
         group_(std::move(group)),
         rank_(rank),
         options_(options),
         pair_sequence_(group_.size(), 0),
         worker_([this] { Work(); }) {}
-  ~TcpCommunicator() override {
+  ~DirectCommunicator() override {
     {
       absl::MutexLock lock(&mutex_);
       closing_ = true;
-      if (ended_.ok()) mesh_.Interrupt();
+      if (ended_.ok()) exchange_->Interrupt();
     }
     worker_.join();
   }
 
   const GroupTable& group() const override { return group_; }
   int rank() const override { return rank_; }
+  FrameCarrier carrier() const override { return options_.carrier; }
   CollectiveHandle Start(CollectiveCall call) override;
   void Abort(absl::string_view reason) override {
     absl::MutexLock lock(&mutex_);
     if (!ended_.ok() || !abort_.ok()) return;
     abort_ =
         absl::CancelledError(absl::StrCat(group_.Describe(rank_), " ended the group: ", reason));
-    mesh_.Interrupt();
+    exchange_->Interrupt();
   }
   absl::Status status() const override {
     absl::MutexLock lock(&mutex_);
@@ -145,7 +147,7 @@ class TcpCommunicator final : public Communicator {
     return closing_ || !queue_.empty() || !abort_.ok();
   }
 
-  Mesh mesh_;
+  const std::unique_ptr<FrameExchange> exchange_;
   const GroupTable group_;
   const int rank_;
   const CommunicatorOptions options_;
@@ -161,7 +163,7 @@ class TcpCommunicator final : public Communicator {
   std::thread worker_;
 };
 
-CollectiveHandle TcpCommunicator::Start(CollectiveCall call) {
+CollectiveHandle DirectCommunicator::Start(CollectiveCall call) {
   CheckCall(call);
   auto state = std::make_shared<CollectiveHandle::State>();
   absl::MutexLock lock(&mutex_);
@@ -175,7 +177,7 @@ CollectiveHandle TcpCommunicator::Start(CollectiveCall call) {
 }
 
 // Fills in what may be left out, and finds what only a bug can cause.
-void TcpCommunicator::CheckCall(CollectiveCall& call) const {
+void DirectCommunicator::CheckCall(CollectiveCall& call) const {
   const auto n = static_cast<size_t>(size());
   if (call.timeout == absl::ZeroDuration()) call.timeout = options_.timeout;
   const auto complete = [n](std::vector<int64_t>& v) { STRETTO_CHECK(v.size() == n); };
@@ -218,13 +220,13 @@ void TcpCommunicator::CheckCall(CollectiveCall& call) const {
   STRETTO_CHECK(call.offsets.size() == call.counts.size());
 }
 
-void TcpCommunicator::Work() {
+void DirectCommunicator::Work() {
   for (;;) {
     Pending next;
     absl::Status ended;
     {
       absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(this, &TcpCommunicator::HasWork));
+      mutex_.Await(absl::Condition(this, &DirectCommunicator::HasWork));
       if (!abort_.ok()) {
         ended = abort_;
       } else if (closing_) {
@@ -237,7 +239,7 @@ void TcpCommunicator::Work() {
     if (ended.ok()) {
       absl::Status status = Run(next.call);
       absl::MutexLock lock(&mutex_);
-      overhead_bytes_sent_ = mesh_.overhead_bytes_sent();
+      overhead_bytes_sent_ = exchange_->overhead_bytes_sent();
       if (absl::IsCancelled(status) && !abort_.ok()) status = abort_;
       if (absl::IsCancelled(status) && closing_) {
         status =
@@ -247,7 +249,7 @@ void TcpCommunicator::Work() {
     }
     if (!ended.ok()) {
       // The peers are told before the caller, who may end the process.
-      mesh_.Farewell(ended);
+      exchange_->Farewell(ended);
       std::deque<Pending> rest;
       {
         absl::MutexLock lock(&mutex_);
@@ -265,7 +267,7 @@ void TcpCommunicator::Work() {
   }
 }
 
-absl::Status TcpCommunicator::Run(CollectiveCall& call) {
+absl::Status DirectCommunicator::Run(CollectiveCall& call) {
   if (call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv) return Pair(call);
   FrameLabel label;
   label.kind = call.kind;
@@ -297,7 +299,7 @@ absl::Status TcpCommunicator::Run(CollectiveCall& call) {
   }
 }
 
-std::vector<PeerFrames> TcpCommunicator::FramesToAll(CollectiveKind kind) const {
+std::vector<PeerFrames> DirectCommunicator::FramesToAll(CollectiveKind kind) const {
   std::vector<PeerFrames> frames;
   // From the next rank on, so that not all begin with rank 0.
   for (int i = 1; i < size(); ++i) {
@@ -308,10 +310,10 @@ std::vector<PeerFrames> TcpCommunicator::FramesToAll(CollectiveKind kind) const 
   return frames;
 }
 
-absl::Status TcpCommunicator::Exchange(const CollectiveCall& call, const FrameLabel& label,
-                                       std::vector<PeerFrames>& frames) {
+absl::Status DirectCommunicator::Exchange(const CollectiveCall& call, const FrameLabel& label,
+                                          std::vector<PeerFrames>& frames) {
   const double begin = Clock::Real().NowSeconds();
-  RETURN_IF_ERROR(mesh_.Exchange(label, absl::MakeSpan(frames), call.timeout));
+  RETURN_IF_ERROR(exchange_->Exchange(label, absl::MakeSpan(frames), call.timeout));
   absl::MutexLock lock(&mutex_);
   CollectiveTraffic& t = traffic_[static_cast<size_t>(label.kind)];
   t.seconds += Clock::Real().NowSeconds() - begin;
@@ -323,7 +325,7 @@ absl::Status TcpCommunicator::Exchange(const CollectiveCall& call, const FrameLa
   return absl::OkStatus();
 }
 
-absl::Status TcpCommunicator::Spread(const CollectiveCall& call, const FrameLabel& label) {
+absl::Status DirectCommunicator::Spread(const CollectiveCall& call, const FrameLabel& label) {
   std::vector<PeerFrames> frames = FramesToAll(call.kind);
   const size_t element = SizeOf(call.dtype);
   for (PeerFrames& f : frames) {
@@ -333,7 +335,7 @@ absl::Status TcpCommunicator::Spread(const CollectiveCall& call, const FrameLabe
   return Exchange(call, label, frames);
 }
 
-absl::Status TcpCommunicator::Gather(const CollectiveCall& call, const FrameLabel& label) {
+absl::Status DirectCommunicator::Gather(const CollectiveCall& call, const FrameLabel& label) {
   std::vector<PeerFrames> frames = FramesToAll(call.kind);
   const size_t element = SizeOf(call.dtype);
   const Bytes mine = At(call.input, 0, call.counts[rank_], element);
@@ -345,7 +347,7 @@ absl::Status TcpCommunicator::Gather(const CollectiveCall& call, const FrameLabe
   return Exchange(call, label, frames);
 }
 
-absl::Status TcpCommunicator::Sum(const CollectiveCall& call, FrameLabel label) {
+absl::Status DirectCommunicator::Sum(const CollectiveCall& call, FrameLabel label) {
   RETURN_IF_ERROR(ExchangeParts(call, label));
   if (call.kind != CollectiveKind::kAllReduce) return absl::OkStatus();
   CollectiveCall gather = call;
@@ -355,7 +357,8 @@ absl::Status TcpCommunicator::Sum(const CollectiveCall& call, FrameLabel label) 
 }
 
 // ReduceScatter: everybody sends each rank its share of every part, and adds up its own.
-absl::Status TcpCommunicator::ExchangeParts(const CollectiveCall& call, const FrameLabel& label) {
+absl::Status DirectCommunicator::ExchangeParts(const CollectiveCall& call,
+                                               const FrameLabel& label) {
   std::vector<PeerFrames> frames = FramesToAll(call.kind);
   const size_t element = SizeOf(call.dtype);
   const int64_t count = call.counts[rank_];
@@ -400,7 +403,7 @@ absl::Status TcpCommunicator::ExchangeParts(const CollectiveCall& call, const Fr
   return absl::OkStatus();
 }
 
-absl::Status TcpCommunicator::AllPairs(const CollectiveCall& call, const FrameLabel& label) {
+absl::Status DirectCommunicator::AllPairs(const CollectiveCall& call, const FrameLabel& label) {
   std::vector<PeerFrames> frames = FramesToAll(call.kind);
   const size_t element = SizeOf(call.dtype);
   const std::vector<int64_t> to = RunningSum(call.counts), from = RunningSum(call.receive_counts);
@@ -414,7 +417,7 @@ absl::Status TcpCommunicator::AllPairs(const CollectiveCall& call, const FrameLa
 }
 
 // The receiver answers with an empty frame, so that a sender knows that it is there.
-absl::Status TcpCommunicator::Pair(const CollectiveCall& call) {
+absl::Status DirectCommunicator::Pair(const CollectiveCall& call) {
   FrameLabel label;
   label.kind = call.kind;
   label.dtype = call.dtype;
@@ -438,7 +441,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> ConnectGroup(Listener listener,
   const DeadlineNs deadline = AfterNs(absl::ToInt64Nanoseconds(options.connect_timeout));
   ASSIGN_OR_RETURN(
       Mesh mesh, Mesh::Connect(std::move(listener), group, rank, {deadline, options.is_cancelled}));
-  return std::make_unique<TcpCommunicator>(std::move(mesh), group, rank, options);
+  std::unique_ptr<FrameExchange> exchange = std::make_unique<Mesh>(std::move(mesh));
+  if (options.carrier != nullptr) {
+    ASSIGN_OR_RETURN(exchange,
+                     options.carrier(std::move(exchange), group, rank, options.connect_timeout));
+  }
+  return std::make_unique<DirectCommunicator>(std::move(exchange), group, rank, options);
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> GroupOfOne(const std::string& name) {
