@@ -64,7 +64,8 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(model, dtype, OneOf({"bf16", "f32"}), "Of weights and activations."),
       KEY(model, chat_format,
           OneOf({"auto", "none", "chatml", "llama3", "qwen3", "qwen3-nothink", "phi4", "phi3",
-                 "gemma", "llama2", "mistral", "zephyr", "deepseek-r1"}),
+                 "gemma", "llama2", "mistral", "mistral-v7", "zephyr", "deepseek-r1", "smollm3",
+                 "smollm3-nothink"}),
           "How chat messages become a prompt; `auto` goes by the model's own template "
           "(docs/chat-formats.md)."),
       KEY(model, max_sequence_length, Between(2, 1 << 20),

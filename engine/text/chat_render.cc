@@ -5,6 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "engine/text/chat_template.h"
@@ -14,14 +15,15 @@ namespace stretto::engine {
 namespace {
 constexpr absl::string_view kThinkEnd = "</think>";
 
-// Removes white space as Python's str.strip does (which knows four separators more than Unicode's
-// White_Space).
-std::string Trimmed(absl::string_view text) {
+// Removes white space as Python's str.strip and rstrip do (which know four separators more than
+// Unicode's White_Space).
+std::string Trimmed(absl::string_view text, bool at_begin = true) {
   const auto is_space = [](char32_t c) { return IsWhitespace(c) || (c >= 0x1C && c <= 0x1F); };
   std::string valid;
   AppendValidUtf8(text, /*flush=*/true, &valid);
   size_t begin = 0, end = valid.size();
-  for (size_t next = begin; begin < end && is_space(NextCodePoint(valid, &next));) begin = next;
+  for (size_t next = begin; at_begin && begin < end && is_space(NextCodePoint(valid, &next));)
+    begin = next;
   while (end > begin) {
     const size_t previous = PreviousCharStart(valid, end);
     size_t position = previous;
@@ -79,6 +81,13 @@ class Renderer {
         break;
       case ChatFormat::kDeepSeekR1:
         RETURN_IF_ERROR(RenderDeepSeek());
+        break;
+      case ChatFormat::kSmolLM3:
+      case ChatFormat::kSmolLM3NoThink:
+        RETURN_IF_ERROR(RenderSmolLM3());
+        break;
+      case ChatFormat::kMistralV7:
+        RETURN_IF_ERROR(RenderMistralV7());
         break;
       case ChatFormat::kGemma:
       case ChatFormat::kLlama2:
@@ -246,6 +255,92 @@ class Renderer {
     return absl::OkStatus();
   }
 
+  // The system message says what the model knows and whether it thinks; words in it turn that on or
+  // off, or leave everything else out.
+  absl::Status RenderSmolLM3() {
+    const bool has_system = messages_[0].role == "system";
+    const std::string system = has_system ? messages_[0].content : "";
+    std::string head, tail;
+    bool thinks = chat_.format == ChatFormat::kSmolLM3;
+    if (absl::StrContains(system, "/no_think")) {
+      thinks = false;
+    } else if (absl::StrContains(system, "/think")) {
+      thinks = true;
+    }
+    std::string custom = absl::StrReplaceAll(system, {{"/no_think", ""}});
+    custom = Trimmed(absl::StrReplaceAll(custom, {{"/think", ""}}), /*at_begin=*/false);
+    if (absl::StrContains(system, "/system_override")) {
+      custom = absl::StrReplaceAll(custom, {{"/system_override", ""}});
+      custom = Trimmed(custom, /*at_begin=*/false);
+    } else {
+      head = absl::StrCat(
+          "## Metadata\n\nKnowledge Cutoff Date: June 2025\nToday Date: ", kChatDateInWords,
+          "\nReasoning Mode: ", thinks ? "/think" : "/no_think", "\n\n## Custom Instructions\n\n");
+      tail = "\n\n";
+    }
+    Turn("system", head, /*open=*/true);
+    if (custom.empty() && !head.empty()) {
+      TemplateText(thinks ? chat_.default_system : chat_.default_system_nothink);
+    } else {
+      Text(custom);
+    }
+    Text(tail);
+    Marker("<|im_end|>");
+    Text("\n");
+    for (size_t i = 0; i < messages_.size(); ++i) {
+      RETURN_IF_ERROR(CheckKnownRole(i));
+      if (messages_[i].role == "user") Turn("user", messages_[i].content);
+      if (messages_[i].role != "assistant") continue;
+      OpenSmolLM3(thinks);
+      Text(WithoutNewlines(messages_[i].content, true, false));
+      Marker("<|im_end|>");
+      Text("\n");
+    }
+    if (generate_) OpenSmolLM3(thinks);
+    return absl::OkStatus();
+  }
+  // The template's own words, in which a marker is one.
+  void TemplateText(absl::string_view text) {
+    while (!text.empty()) {
+      const size_t begin = std::min(text.find("<think>"), text.find(kThinkEnd));
+      Text(text.substr(0, begin));
+      if (begin == absl::string_view::npos) return;
+      text.remove_prefix(begin);
+      const size_t size = text.find('>') + 1;
+      Add(Kind::kToken, text.substr(0, size));
+      text.remove_prefix(size);
+    }
+  }
+  void OpenSmolLM3(bool thinks) {
+    Turn("assistant", "", /*open=*/true);
+    if (thinks) return;
+    Add(Kind::kToken, "<think>");
+    Text("\n\n");
+    Add(Kind::kToken, kThinkEnd);
+    Text("\n");
+  }
+
+  // In the order that they come; only the first place has a system message by default.
+  absl::Status RenderMistralV7() {
+    const auto system = [this](absl::string_view content) {
+      Instruction(chat_.system_begin, "[SYSTEM_PROMPT]");
+      Text(content);
+      Instruction(chat_.system_end, "[/SYSTEM_PROMPT]");
+    };
+    if (messages_[0].role != "system" && !chat_.default_system.empty()) {
+      system(chat_.default_system);
+    }
+    for (size_t i = 0; i < messages_.size(); ++i) {
+      RETURN_IF_ERROR(CheckKnownRole(i));
+      if (messages_[i].role == "system") {
+        system(messages_[i].content);
+      } else {
+        AddAlternating(messages_[i], /*system=*/nullptr);
+      }
+    }
+    return absl::OkStatus();
+  }
+
   // Users and assistants in turn; the system message is a part of a user's.
   absl::Status RenderAlternating() {
     std::string system;
@@ -297,7 +392,9 @@ class Renderer {
       const std::string before =
           system == nullptr ? "" : absl::StrCat("<<SYS>>\n", *system, "\n<</SYS>>\n\n");
       Add(Kind::kBos);
-      Text(absl::StrCat("[INST] ", Trimmed(before + m.content), " [/INST]"));
+      Instruction("[INST] ", "[INST]");
+      Text(Trimmed(before + m.content));
+      Instruction(" [/INST]", "[/INST]");
     } else if (is_user) {
       Instruction(chat_.inst_begin, "[INST]");
       Text(absl::StrCat(system == nullptr ? "" : *system + "\n\n", m.content));
@@ -321,11 +418,44 @@ class Renderer {
   const bool generate_;
   std::vector<ChatPiece> pieces_;
 };
+
+// Leaves out what a format writes behind the last message's content: the pieces end with it. As
+// transformers, which goes by the text: white space around a content may have been removed.
+absl::Status OpenLastMessage(const std::string& content, std::vector<ChatPiece>* pieces) {
+  const std::string trimmed = Trimmed(content);
+  if (trimmed.empty()) {
+    return absl::InvalidArgumentError("the last chat message is empty: there is nothing to go on");
+  }
+  const auto is_end = [](const ChatPiece& piece) {
+    return piece.kind != ChatPiece::Kind::kText || Trimmed(piece.text).empty();
+  };
+  std::string behind;
+  for (; !pieces->empty() && is_end(pieces->back()); pieces->pop_back()) {
+    behind.insert(0, pieces->back().text);
+  }
+  std::string all;
+  for (const ChatPiece& piece : *pieces) all += piece.text;
+  const size_t at = all.rfind(trimmed);
+  if (at == std::string::npos || !Trimmed(all.substr(at + trimmed.size())).empty()) {
+    return absl::InvalidArgumentError(
+        "the last chat message isn't written as it is (what is thought in it is left out, or "
+        "written anew), so that nothing can go on with it");
+  }
+  const bool is_whole = (all + behind).compare(at, content.size(), content) == 0;
+  std::string& last = pieces->back().text;
+  last.resize(last.size() - (all.size() - at - trimmed.size()));
+  if (is_whole) last += content.substr(trimmed.size());
+  return absl::OkStatus();
+}
 }  // namespace
 
 absl::StatusOr<std::vector<ChatPiece>> RenderChat(const ChatTemplate& chat_template,
                                                   absl::Span<const ChatMessage> messages,
-                                                  bool add_generation_prompt) {
-  return Renderer(chat_template, messages, add_generation_prompt).Run();
+                                                  ChatEnd end) {
+  ASSIGN_OR_RETURN(auto pieces, Renderer(chat_template, messages, end == ChatEnd::kAnswer).Run());
+  if (end == ChatEnd::kOpenMessage) {
+    RETURN_IF_ERROR(OpenLastMessage(messages.back().content, &pieces));
+  }
+  return pieces;
 }
 }  // namespace stretto::engine

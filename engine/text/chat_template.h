@@ -24,18 +24,21 @@
 namespace stretto::engine {
 
 enum class ChatFormat {
-  kNone,          // contents, joined by newlines, and nothing else; BOS as the tokenizer adds it
-  kChatML,        // <|im_start|>role\ncontent<|im_end|>\n
-  kLlama3,        // <|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>
-  kQwen3,         // ChatML, the reasoning of earlier answers left out
-  kQwen3NoThink,  // the same, and the answer begins with reasoning that is empty
-  kPhi4,          // <|im_start|>role<|im_sep|>content<|im_end|>
-  kPhi3,          // <|role|>\ncontent<|end|>\n
-  kGemma,         // <start_of_turn>user\ncontent<end_of_turn>\n, the assistant is "model"
-  kLlama2,        // [INST] <<SYS>>…<</SYS>> content [/INST] answer, each turn with BOS and EOS
-  kMistral,       // [INST] content [/INST] answer, one BOS, each answer with EOS
-  kZephyr,        // <|role|>\ncontent and EOS; TinyLlama's too
-  kDeepSeekR1,    // <｜User｜>content<｜Assistant｜>
+  kNone,            // contents, joined by newlines, and nothing else; BOS as the tokenizer adds it
+  kChatML,          // <|im_start|>role\ncontent<|im_end|>\n
+  kLlama3,          // <|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>
+  kQwen3,           // ChatML, the reasoning of earlier answers left out
+  kQwen3NoThink,    // the same, and the answer begins with reasoning that is empty
+  kPhi4,            // <|im_start|>role<|im_sep|>content<|im_end|>
+  kPhi3,            // <|role|>\ncontent<|end|>\n
+  kGemma,           // <start_of_turn>user\ncontent<end_of_turn>\n, the assistant is "model"
+  kLlama2,          // [INST] <<SYS>>…<</SYS>> content [/INST] answer, each turn with BOS and EOS
+  kMistral,         // [INST] content [/INST] answer, one BOS, each answer with EOS
+  kMistralV7,       // the same, system messages in [SYSTEM_PROMPT] … [/SYSTEM_PROMPT]
+  kZephyr,          // <|role|>\ncontent and EOS; TinyLlama's too
+  kDeepSeekR1,      // <｜User｜>content<｜Assistant｜>
+  kSmolLM3,         // ChatML behind a system message that says how to think
+  kSmolLM3NoThink,  // the same, without thinking
 };
 
 // "none", "chatml", "llama3", "qwen3", "qwen3-nothink", "phi4", …
@@ -55,20 +58,28 @@ struct ChatTemplate {
   ChatFormat format = ChatFormat::kNone;
   // The system message where the conversation doesn't begin with one; empty: none is added.
   std::string default_system;
+  std::string default_system_nothink;  // the same, of kSmolLM3 without thinking
   // Put before every system message, and as a system message of its own where there is none:
-  // Llama 3.1's dates. A date that such a template takes from the clock is fixed here to the one
-  // the template itself falls back to, so that a prompt does not depend on the day.
+  // Llama 3.1's dates. A date that a template takes from the clock is fixed here to the one that
+  // the template itself falls back to, or else to that of kChatDate, so that a prompt does not
+  // depend on the day.
   std::string system_prefix;
   bool adds_bos = false;        // the template itself begins with BOS
   bool trims_content = false;   // white space around contents is removed
   bool takes_system = true;     // false: such a model was trained without system messages
   bool opens_thinking = false;  // the answer's head is followed by <think>
   bool ends_with_eos = false;   // kPhi3: where no answer is asked for
-  // kMistral: what stands around contents, and where the system message goes: before the content of
-  // the last user message, or of the first.
+  // kMistral and kMistralV7: what stands around contents, and where the system message goes: before
+  // the content of the last user message, or of the first.
   std::string inst_begin = "[INST] ", inst_end = "[/INST]", answer_begin = " ", answer_end;
   bool trims_answers = false, system_in_last = false;
+  std::string system_begin = "[SYSTEM_PROMPT]", system_end = "[/SYSTEM_PROMPT]";  // kMistralV7
 };
+
+// Today, for templates that ask a clock and know no other date: as Mistral's and SmolLM3's write
+// it.
+inline constexpr absl::string_view kChatDate = "2025-01-01", kChatDayBefore = "2024-12-31",
+                                   kChatDateInWords = "01 January 2025";
 
 // What `jinja` (may be empty) asks for. `override_format` is the run file's model.chat_format:
 // empty or "auto" means to recognise the format, otherwise that format is used, with the details of
@@ -76,6 +87,10 @@ struct ChatTemplate {
 // without an override, with the names to set.
 absl::StatusOr<ChatTemplate> MakeChatTemplate(absl::string_view jinja,
                                               absl::string_view override_format = "");
+
+// The template with thinking turned on or off, as `enable_thinking` of models' templates does it.
+// InvalidArgument: the format always thinks, or never does.
+absl::StatusOr<ChatTemplate> WithThinking(const ChatTemplate& chat_template, bool enable);
 
 // A stretch of a rendered prompt.
 struct ChatPiece {
@@ -90,19 +105,36 @@ struct ChatPiece {
   Kind kind = Kind::kText;
 };
 
-// The conversation as pieces. With `add_generation_prompt` it ends with the head of an assistant
-// message. Errors: no message; an empty role or one that is not of [A-Za-z0-9_.-] (a role stands
-// outside the protected content); a role or an order that the format doesn't know.
+// How a conversation ends: with its last message, with the head of an assistant's message, or with
+// the last message left open, for the model to go on with it.
+enum class ChatEnd { kMessage, kAnswer, kOpenMessage };
+
+// The conversation as pieces. Errors: no message; an empty role or one that is not of
+// [A-Za-z0-9_.-] (a role stands outside the protected content); a role or an order that the format
+// doesn't know; an open message that is empty, or that the format doesn't write as it is.
 absl::StatusOr<std::vector<ChatPiece>> RenderChat(const ChatTemplate& chat_template,
                                                   absl::Span<const ChatMessage> messages,
-                                                  bool add_generation_prompt);
+                                                  ChatEnd end);
+inline absl::StatusOr<std::vector<ChatPiece>> RenderChat(const ChatTemplate& chat_template,
+                                                         absl::Span<const ChatMessage> messages,
+                                                         bool add_generation_prompt) {
+  return RenderChat(chat_template, messages,
+                    add_generation_prompt ? ChatEnd::kAnswer : ChatEnd::kMessage);
+}
 
 // The ids of RenderChat. There is one BOS or none: never one of the template and one of the
 // tokenizer. Errors: those of RenderChat; a marker that the tokenizer doesn't have.
 absl::StatusOr<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
                                                 const ChatTemplate& chat_template,
                                                 absl::Span<const ChatMessage> messages,
-                                                bool add_generation_prompt);
+                                                ChatEnd end);
+inline absl::StatusOr<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
+                                                       const ChatTemplate& chat_template,
+                                                       absl::Span<const ChatMessage> messages,
+                                                       bool add_generation_prompt) {
+  return EncodeChat(tokenizer, chat_template, messages,
+                    add_generation_prompt ? ChatEnd::kAnswer : ChatEnd::kMessage);
+}
 
 // The tokens that end an assistant's message (<|im_end|>, <|eot_id|>, …) and the tokenizer's EOS,
 // without doubles. A rollout stops at any of them.

@@ -72,7 +72,7 @@ std::vector<ChatMessage> Messages(const Json& list) {
 
 TEST_CASE("Chat prompts equal what the template renders") {
   const Json file = ReadCases();
-  REQUIRE(file["cases"].size() > 200);
+  REQUIRE(file["cases"].size() > 300);
   for (const Json& entry : file["cases"]) {
     INFO(entry.dump(-1, ' ', true));
     const std::string name = entry["tokenizer"], bos = file["bos"][name];
@@ -84,7 +84,10 @@ TEST_CASE("Chat prompts equal what the template renders") {
                          entry.value("format", ""));
     REQUIRE_OK(chat);
     const auto messages = Messages(entry["messages"]);
-    const auto pieces = RenderChat(*chat, messages, entry["generate"]);
+    const ChatEnd end = entry.value("open", false)      ? ChatEnd::kOpenMessage
+                        : entry["generate"].get<bool>() ? ChatEnd::kAnswer
+                                                        : ChatEnd::kMessage;
+    const auto pieces = RenderChat(*chat, messages, end);
     REQUIRE_OK(pieces);
     std::string text;
     for (const ChatPiece& piece : *pieces) {
@@ -93,7 +96,7 @@ TEST_CASE("Chat prompts equal what the template renders") {
                                                     : piece.text;
     }
     CHECK(text == entry["text"].get<std::string>());
-    const auto ids = EncodeChat(*tokenizer, *chat, messages, entry["generate"]);
+    const auto ids = EncodeChat(*tokenizer, *chat, messages, end);
     REQUIRE_OK(ids);
     CHECK(*ids == entry["ids"].get<Ids>());
   }
@@ -177,6 +180,49 @@ TEST_CASE("What a format can't write is refused, and which message") {
   const auto gemma2 = MakeChatTemplate("<start_of_turn> System role not supported");
   CHECK(absl::StrContains(RenderChat(*gemma2, {system, user}, true).status().message(),
                           "takes no system message"));
+}
+
+TEST_CASE("Thinking is turned on and off where a format knows it") {
+  const auto with = [](const char* format, bool enable, const char* jinja = "") {
+    const auto chat = WithThinking(*MakeChatTemplate(jinja, format), enable);
+    return chat.ok() ? std::string(ChatFormatName(chat->format))
+                     : std::string(chat.status().message());
+  };
+  CHECK(with("qwen3", false) == "qwen3-nothink");
+  CHECK(with("qwen3-nothink", true) == "qwen3");
+  CHECK(with("smollm3", false) == "smollm3-nothink");
+  CHECK(with("smollm3", true) == "smollm3");
+  CHECK(with("chatml", false) == "chatml");
+  CHECK(absl::StrContains(with("chatml", true), "has no thinking"));
+  CHECK(absl::StrContains(with("deepseek-r1", false), "always thinks"));
+  CHECK(absl::StrContains(
+      with("auto", false, "<|im_start|></think>'<|im_start|>assistant\\n<think>\\n'"),
+      "always thinks"));
+}
+
+TEST_CASE("An open message is one that the format writes as it is") {
+  const ChatTemplate qwen = *MakeChatTemplate("", "qwen3");
+  const auto open = [&](const std::string& content) {
+    return RenderChat(qwen, {{"user", "u"}, {"assistant", content}}, ChatEnd::kOpenMessage);
+  };
+  CHECK(absl::StrContains(open(" \n").status().message(), "nothing to go on"));
+  CHECK(absl::StrContains(open("<think>a</think>b").status().message(), "isn't written as it is"));
+  const auto pieces = open("assistant");
+  REQUIRE_OK(pieces);
+  CHECK(pieces->back().text == "\n\nassistant");
+}
+
+TEST_CASE("A template of Mistral's whose default message is more than literals is unknown") {
+  const auto make = [](const std::string& message) {
+    return MakeChatTemplate(
+        "{% set d = strftime_now(\"%Y-%m-%d\") %}{% set default_system_message = " + message +
+        " %}[SYSTEM_PROMPT] [INST]");
+  };
+  REQUIRE_OK(make("'a' + today + \"b\\n\" + yesterday"));
+  CHECK(make("'a' + today + \"b\\n\" + yesterday")->default_system == "a2025-01-01b\n2024-12-31");
+  CHECK_FALSE(make("'a' + name").ok());
+  CHECK_FALSE(make("'a' | upper").ok());
+  CHECK_FALSE(make("'a").ok());
 }
 
 TEST_CASE("A content cannot become a marker") {

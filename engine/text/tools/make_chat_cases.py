@@ -103,6 +103,43 @@ TEMPLATES |= {
              "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
              "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}",
 }
+# What templates that ask a clock are told (kChatDate in engine/text/chat_template.h).
+DATES = {"%Y-%m-%d": "2025-01-01", "%d %B %Y": "01 January 2025"}
+MISTRAL_V7 = ("{%- for message in rest %}{%- if message['role'] == 'user' %}{{- '[INST]' + message['content'] + '[/INST]' }}"
+              "{%- elif message['role'] == 'system' %}{{- '[SYSTEM_PROMPT]' + message['content'] + '[/SYSTEM_PROMPT]' }}"
+              "{%- elif message['role'] == 'assistant' %}{{- message['content'] + eos_token }}{%- endif %}{%- endfor %}")
+TEMPLATES |= {
+    # Mistral Large 2411's shape: system messages between markers of their own, spaces behind them.
+    "mistral_v7": "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + '[/INST]' }}"
+                  "{% elif message['role'] == 'system' %}{{ '[SYSTEM_PROMPT] ' + message['content'] + '[/SYSTEM_PROMPT]' }}"
+                  "{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}",
+    # Mistral Small 3's: no spaces, and a system message with the date where there is none.
+    "mistral_v7_dated": "{%- set today = strftime_now(\"%Y-%m-%d\") %}{%- set default_system_message = \"You are Mistral.\\nIt is \" + today + \".\\n\\n"
+                        "Ask back (e.g. \\\"What do you mean?\\\" => \\\"This.\\\")\" %}{{- bos_token }}"
+                        "{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content'] %}{%- set rest = messages[1:] %}"
+                        "{%- else %}{%- set system_message = default_system_message %}{%- set rest = messages %}{%- endif %}"
+                        "{{- '[SYSTEM_PROMPT]' + system_message + '[/SYSTEM_PROMPT]' }}" + MISTRAL_V7,
+    # SmolLM3's shape: a system message that is always there and says whether the model thinks.
+    "smollm3": NL.join([
+        "{%- if enable_thinking is not defined -%}{%- set enable_thinking = true -%}{%- endif -%}",
+        "{%- set reasoning_mode = \"/think\" if enable_thinking else \"/no_think\" -%}", "{{- \"<|im_start|>system\\n\" -}}",
+        "{%- if messages[0].role == \"system\" -%}", "  {%- set system_message = messages[0].content -%}",
+        "  {%- if \"/no_think\" in system_message -%}", "    {%- set reasoning_mode = \"/no_think\" -%}",
+        "  {%- elif \"/think\" in system_message -%}", "    {%- set reasoning_mode = \"/think\" -%}", "  {%- endif -%}",
+        "  {%- set custom = system_message.replace(\"/no_think\", \"\").replace(\"/think\", \"\").rstrip() -%}", "{%- endif -%}",
+        "{%- if \"/system_override\" in system_message -%}", "  {{- custom.replace(\"/system_override\", \"\").rstrip() + \"<|im_end|>\\n\" -}}",
+        "{%- else -%}", "  {{- \"## Metadata\\n\\nKnowledge Cutoff Date: June 2025\\n\" -}}", "  {%- set today = strftime_now(\"%d %B %Y\") -%}",
+        "  {{- \"Today Date: \" ~ today ~ \"\\n\" -}}", "  {{- \"Reasoning Mode: \" + reasoning_mode + \"\\n\\n\" -}}",
+        "  {{- \"## Custom Instructions\\n\\n\" -}}", "  {%- if custom -%}", "    {{- custom + \"\\n\\n\" -}}",
+        "  {%- elif reasoning_mode == \"/think\" -%}", "    {{- \"You are thorough: <think> a thought </think> a solution.\\n\\n\" -}}",
+        "  {%- else -%}", "    {{- \"You are brief.\\n\\n\" -}}", "  {%- endif -%}", "  {{- \"<|im_end|>\\n\" -}}", "{%- endif -%}",
+        "{%- for message in messages -%}", "  {%- if message.role == \"user\" -%}",
+        "    {{ \"<|im_start|>user\\n\" + message.content + \"<|im_end|>\\n\" }}", "  {%- elif message.role == \"assistant\" -%}",
+        "    {{ \"<|im_start|>assistant\\n\" + (\"\" if reasoning_mode == \"/think\" else \"<think>\\n\\n</think>\\n\") -}}",
+        "    {{ message.content.lstrip(\"\\n\") + \"<|im_end|>\\n\" }}", "  {%- endif -%}", "{%- endfor -%}",
+        "{%- if add_generation_prompt -%}", "  {{ \"<|im_start|>assistant\\n\" + (\"\" if reasoning_mode == \"/think\" else \"<think>\\n\\n</think>\\n\") }}",
+        "{%- endif -%}"]),
+}
 # Which tokenizer writes a family, and the tokens that it gets for it (with rstrip: Phi-3's).
 FAMILIES = {
     "llama2": ("llama2", []), "mistral_v1": ("llama2", []), "zephyr": ("llama2", []),
@@ -110,7 +147,10 @@ FAMILIES = {
     "gemma2": ("llama2", ["<start_of_turn>", "<end_of_turn>"]), "gemma3": ("metaspace", ["<start_of_turn>", "<end_of_turn>"]),
     "phi3": ("llama2", ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]), "phi4": ("qwen2", ["<|im_sep|>"]),
     "deepseek": ("llama3", ["<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"]), "qwen3": ("qwen2", ["<think>", "</think>"]),
+    "mistral_v7": ("llama2", ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]),
+    "mistral_v7_dated": ("llama2", ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]), "smollm3": ("qwen2", ["<think>", "</think>"]),
 }
+NO_THINK = {"qwen3": "qwen3-nothink", "smollm3": "smollm3-nothink"}
 NO_SYSTEM = ("mistral_v1", "gemma2")
 THOUGHTS = [[{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<think>\nadd\n</think>\n\n2"},
              {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "<think>\nagain\n\n</think>\n\n4"}],
@@ -124,27 +164,51 @@ CHATS = [
     [{"role": "system", "content": ""}, {"role": "user", "content": ""}],
     [{"role": "user", "content": "日本語 e\u0301 \u00a0\u2003x\u001c"}, {"role": "assistant", "content": " "}],
 ]
+# Of these the last message is left open, as continue_final_message of transformers does it.
+OPEN = [[USER, {"role": "assistant", "content": "The sum is"}], [USER, {"role": "assistant", "content": " It is:\n"}],
+        [{"role": "system", "content": "You add numbers."}, {"role": "user", "content": "17 and "}]]
+SWITCHES = [[{"role": "system", "content": text}, USER, {"role": "assistant", "content": "\n42"}]
+            for text in ("Be brief. /no_think", "/think Be brief.\n", "Only this. /system_override", "/no_think/system_override A ")]
 BOS = {"qwen2": "<|endoftext|>", "smollm2_style": "<|endoftext|>", "llama3": "<|begin_of_text|>", "llama2": "<s>", "metaspace": "<s>"}
 EOS = {"llama2": "</s>", "metaspace": "</s>"}  # elsewhere the same as BOS
+
+
+def open_last(rendered, content):
+    at = rendered.rindex(content.strip())
+    if rendered[at:at + len(content.lstrip())] == content:
+        return rendered[:at + len(content)]
+    return rendered[:at + len(content.strip())]
+
+
+def open_cases(env, name, tokenizer, tok, common):
+    for messages in OPEN:
+        if name in NO_SYSTEM and messages[0]["role"] == "system":
+            continue
+        out = env.from_string(TEMPLATES[name]).render(messages=messages, add_generation_prompt=False, bos_token=BOS[tokenizer],
+                                                      eos_token=EOS.get(tokenizer, BOS[tokenizer]))
+        out = open_last(out, messages[-1]["content"])
+        yield common | {"messages": messages, "generate": False, "open": True, "text": out, "ids": tok.encode(out, add_special_tokens=False).ids}
 
 
 def cases_of_family(env, name):
     tokenizer, extra = FAMILIES[name]
     tok = Tokenizer.from_file(f"../../tests/golden/tokenizers/{tokenizer}.tokenizer.json")
     tok.add_special_tokens([AddedToken(t, rstrip=name == "phi3", normalized=False) for t in extra])
-    for messages in CHATS + (THOUGHTS if name in ("qwen3", "deepseek") else []):
+    for messages in CHATS + (THOUGHTS if name in ("qwen3", "deepseek") else []) + (SWITCHES if name == "smollm3" else []):
         if name in NO_SYSTEM and messages[0]["role"] == "system":
             continue
-        for generate, thinks in ((True, True), (False, True)) + (((True, False),) if name == "qwen3" else ()):
+        for generate, thinks in ((True, True), (False, True)) + (((True, False),) if name in NO_THINK else ()):
             out = env.from_string(TEMPLATES[name]).render(messages=messages, add_generation_prompt=generate, bos_token=BOS[tokenizer],
                                                           eos_token=EOS.get(tokenizer, BOS[tokenizer]), enable_thinking=thinks)
             yield {"template": name, "tokenizer": tokenizer, "extra": extra, "rstrip": name == "phi3",
-                   "format": "" if thinks else "qwen3-nothink", "messages": messages, "generate": generate, "text": out,
+                   "format": "" if thinks else NO_THINK[name], "messages": messages, "generate": generate, "text": out,
                    "ids": tok.encode(out, add_special_tokens=False).ids}
+    yield from open_cases(env, name, tokenizer, tok, {"template": name, "tokenizer": tokenizer, "extra": extra, "rstrip": name == "phi3"})
 
 
 def main():
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as transformers has it
+    env.globals["strftime_now"] = DATES.__getitem__
     cases = []
     for name, text in TEMPLATES.items():
         if name in FAMILIES:
@@ -158,6 +222,7 @@ def main():
                                                        bos_token=BOS[tokenizer])
                     cases.append({"template": name, "tokenizer": tokenizer, "messages": messages, "generate": generate,
                                   "text": out, "ids": tok.encode(out, add_special_tokens=False).ids})
+            cases += open_cases(env, name, tokenizer, tok, {"template": name, "tokenizer": tokenizer})
     print(json.dumps({"templates": TEMPLATES, "bos": BOS, "eos": EOS}, indent=1)[:-2] + ',\n"cases":[')
     print(",\n".join(json.dumps(c, separators=(",", ":")) for c in cases))
     print("]}")
