@@ -85,6 +85,10 @@ std::string TensorHash(absl::Span<const uint8_t> bytes) {
   return Hex(XXH3_128bits(bytes.data(), bytes.size()));
 }
 
+std::string VersionName(int64_t number, absl::string_view hash) {
+  return absl::StrCat("version ", number, hash.empty() ? "" : absl::StrCat(" (", hash, ")"));
+}
+
 std::string ManifestHash(const Manifest& manifest) {
   const std::string text = SerializeForHash(manifest);
   return Hex(XXH3_128bits(text.data(), text.size()));

@@ -78,6 +78,9 @@ struct WeightsVersion {
   int64_t NumBytes() const;
 };
 
+// As messages tell it: "version 3 (its hash)", or "version 3" where no hash was given.
+std::string VersionName(int64_t number, absl::string_view hash);
+
 // Hashes every tensor and the tree. The entries' hash fields are ignored. CHECKs that sizes agree
 // with shapes.
 std::shared_ptr<const WeightsVersion> MakeVersion(int64_t number, Manifest manifest,

@@ -120,8 +120,9 @@ class Fetcher {
   }
 
   absl::StatusOr<FetchedWeights> Run() {
-    absl::StatusOr<FetchedWeights> fetched =
-        absl::InvalidArgumentError("no source to fetch weights from");
+    RETURN_IF_ERROR(Find());
+    absl::StatusOr<FetchedWeights> fetched = absl::InternalError("no source is left");
+    if (request_.found) RETURN_IF_ERROR(request_.found());
     for (const bool by_delta : {true, false}) {
       if (by_delta && request_.base == nullptr) continue;
       for (WeightsSource& source : sources_) {
@@ -139,22 +140,33 @@ class Fetcher {
           return fetched;
         }
         if (absl::IsCancelled(status)) return status;
-        fetched = Annotate(status, absl::StrCat(by_delta ? "delta" : "weights", " of version ",
-                                                request_.number, " from ", source.address));
-        LogWarning(fetched.status().ToString());
-        Leave(source, status);
+        fetched = Leave(source, status, by_delta ? "delta" : "weights");
       }
     }
     return fetched;
   }
 
  private:
+  // Asks the sources until one has the version.
+  absl::Status Find() {
+    absl::Status last = absl::InvalidArgumentError("no source to fetch weights from");
+    for (WeightsSource& source : sources_) {
+      const absl::Status status = Ask(source);
+      if (status.ok() || absl::IsCancelled(status)) return status;
+      last = Leave(source, status, "manifest");
+    }
+    return last;
+  }
   // A source that can't be reached isn't asked again; one that can has the snapshot, perhaps.
-  void Leave(WeightsSource& source, const absl::Status& status) {
+  absl::Status Leave(WeightsSource& source, const absl::Status& status, absl::string_view what) {
     ++num_left_;
     source.is_lost = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
                      !source.manifest.has_value();
     if (source.is_lost) --num_usable_;
+    absl::Status annotated = Annotate(
+        status, absl::StrCat(what, " of version ", request_.number, " from ", source.address));
+    LogWarning(annotated.ToString());
+    return annotated;
   }
   bool HasOther() const { return num_usable_ > 1; }
 

@@ -24,6 +24,9 @@ struct FetchRequest {
   std::shared_ptr<const engine::WeightsVersion> base = nullptr;
   WeightsRelay* relay = nullptr;    // is told of what comes in; may be null
   std::function<bool()> cancelled;  // asked now and then; may be empty
+  // Called once a source has shown that it has the version, before anything of it is asked for. It
+  // may block, and set `base`; an error of it ends the fetching. May be empty.
+  std::function<absl::Status()> found = nullptr;
   // Called when all bytes are here; what it returns is held while they are applied and verified.
   // May be empty.
   std::function<std::shared_ptr<void>()> begin_computing = nullptr;

@@ -37,14 +37,20 @@ WeightsRelay::Entry& WeightsRelay::At(const v1::WeightsManifest& manifest) {
   return entries_.back();
 }
 
+void WeightsRelay::Stop() {
+  absl::MutexLock lock(&mutex_);
+  is_stopping_ = true;
+}
+
 absl::Status WeightsRelay::NotHere(const v1::PolicyVersion& version) const {
+  if (is_stopping_) return absl::UnavailableError("the generator is stopping: ask another source");
   const auto format = [](std::string* out, const Entry& entry) {
-    absl::StrAppend(out, entry.manifest.version().number(), " (", entry.manifest.version().hash(),
-                    ")");
+    const v1::PolicyVersion& here = entry.manifest.version();
+    *out += engine::VersionName(here.number(), here.hash());
   };
-  return absl::NotFoundError(
-      absl::StrCat("version ", version.number(), " (", version.hash(),
-                   ") is not held here; held: ", absl::StrJoin(entries_, ", ", format)));
+  return absl::NotFoundError(absl::StrCat(
+      engine::VersionName(version.number(), version.hash()), " is not held here; held: ",
+      entries_.empty() ? "none" : absl::StrJoin(entries_, ", ", format)));
 }
 
 void WeightsRelay::Begin(const v1::WeightsManifest& manifest, const WeightsVersion* base,
@@ -69,7 +75,7 @@ void WeightsRelay::Hold(const std::shared_ptr<const WeightsVersion>& version) {
 absl::StatusOr<v1::WeightsManifest> WeightsRelay::Manifest(const v1::PolicyVersion& version) {
   absl::MutexLock lock(&mutex_);
   const auto is_known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return Find(version) != nullptr;
+    return is_stopping_ || Find(version) != nullptr;
   };
   mutex_.AwaitWithTimeout(absl::Condition(&is_known), wait_);
   const Entry* entry = Find(version);
@@ -84,7 +90,8 @@ absl::StatusOr<std::shared_ptr<const GrowingTensors>> WeightsRelay::Snapshot(
   absl::MutexLock lock(&mutex_);
   const auto is_there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const Entry* entry = Find(version);
-    return entry != nullptr && (!entry->version.expired() || !entry->snapshot.expired());
+    return is_stopping_ ||
+           (entry != nullptr && (!entry->version.expired() || !entry->snapshot.expired()));
   };
   mutex_.AwaitWithTimeout(absl::Condition(&is_there), wait_);
   const Entry* entry = Find(version);

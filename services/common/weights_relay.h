@@ -22,6 +22,8 @@ class WeightsRelay final : public WeightsProvider {
   // A transfer of this version begins: its delta from `base`, or its snapshot where that is null.
   void Begin(const v1::WeightsManifest& manifest, const engine::WeightsVersion* base,
              std::shared_ptr<const engine::GrowingTensors> tensors);
+  // From now on nobody waits for what isn't here.
+  void Stop();
   // The version is here, whole and verified.
   void Hold(const std::shared_ptr<const engine::WeightsVersion>& version);
 
@@ -48,6 +50,7 @@ class WeightsRelay final : public WeightsProvider {
 
   const absl::Duration wait_;
   mutable absl::Mutex mutex_;
+  bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // the newest last
 };
 }  // namespace stretto::services

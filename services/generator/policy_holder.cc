@@ -23,22 +23,65 @@ absl::StatusOr<std::unique_ptr<PolicyHolder>> PolicyHolder::Create(const ModelHo
   return holder;
 }
 
-absl::Status PolicyHolder::Wanted(int64_t number) const {
+absl::Status PolicyHolder::Wanted(const Turn& turn) const {
   if (is_stopping_) return absl::UnavailableError("the generator is stopping");
-  const int64_t newest = *asked_.rbegin();
+  const int64_t number = turn.request.number;
+  int64_t newest = turn.superseded_by;
+  for (const Turn* other : turns_) {
+    if (other->counts) newest = std::max(newest, other->request.number);
+  }
   if (newest <= number) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("version ", newest, " has been announced: version ",
                                          number, " is not prepared any more"));
 }
 
-absl::Status PolicyHolder::AwaitTurn(const FetchRequest& request) {
+absl::Status PolicyHolder::AwaitTurn(const Turn& turn) {
   const auto is_free = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !is_preparing_; };
   while (!mutex_.AwaitWithTimeout(absl::Condition(&is_free), kPoll)) {
-    RETURN_IF_ERROR(Wanted(request.number));
+    RETURN_IF_ERROR(Wanted(turn));
     // Asks the caller alone, and nothing that locks.
-    if (request.cancelled && request.cancelled()) return absl::CancelledError("no longer wanted");
+    if (turn.cancelled && turn.cancelled()) return absl::CancelledError("no longer wanted");
   }
-  return Wanted(request.number);
+  return Wanted(turn);
+}
+
+absl::Status PolicyHolder::TakeTurn(Turn* turn) {
+  absl::MutexLock lock(&mutex_);
+  if (turn->is_taken) return absl::OkStatus();
+  turn->counts = true;
+  const int64_t number = turn->request.number;
+  for (Turn* other : turns_) {
+    if (other->request.number < number) {
+      other->superseded_by = std::max(other->superseded_by, number);
+    }
+  }
+  RETURN_IF_ERROR(AwaitTurn(*turn));
+  turn->is_taken = is_preparing_ = true;
+  FindBase(turn);
+  return turn->is_here ? absl::CancelledError("it is here") : absl::OkStatus();
+}
+
+void PolicyHolder::FindBase(Turn* turn) {
+  FetchRequest& request = turn->request;
+  turn->is_here =
+      current_.Is(request.number, request.hash) || prepared_.Is(request.number, request.hash);
+  if (turn->is_here) return;
+  const Held& base = prepared_.version != nullptr ? prepared_ : current_;
+  request.base = base.version;
+  turn->base_weights = base.weights;
+  // The same weights under another number: a skipped step, or a run that begins.
+  if (request.base->hash != request.hash) return;
+  auto version = std::make_shared<engine::WeightsVersion>(*request.base);
+  version->number = request.number;
+  relay_.Hold(version);
+  prepared_ = {.version = std::move(version), .weights = turn->base_weights};
+  turn->is_here = true;
+}
+
+bool PolicyHolder::Holds(const std::string& hash) const {
+  absl::MutexLock lock(&mutex_);
+  return current_.version->hash == hash ||
+         (prepared_.version != nullptr && prepared_.version->hash == hash);
 }
 
 absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::string& hash,
@@ -46,64 +89,48 @@ absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::st
                                                    const std::vector<std::string>& sources,
                                                    const std::function<bool()>& cancelled) {
   if (hash.empty()) return absl::InvalidArgumentError("a version without a hash proves nothing");
-  FetchRequest request{.run_id = run_id,
-                       .number = number,
-                       .hash = hash,
-                       .sources = sources,
-                       .expected = expected_,
-                       .relay = &relay_,
-                       .cancelled = cancelled,
-                       .begin_computing = [this] { return engine::BorrowThread(*host_->device); }};
-  std::multiset<int64_t>::iterator asked;
+  Turn turn{.request = {.run_id = run_id,
+                        .number = number,
+                        .hash = hash,
+                        .sources = sources,
+                        .expected = expected_,
+                        .relay = &relay_,
+                        .cancelled = {},
+                        .begin_computing = [this] { return engine::BorrowThread(*host_->device); }},
+            .cancelled = cancelled};
+  turn.request.cancelled = [&] {
+    absl::MutexLock lock(&mutex_);
+    return (cancelled && cancelled()) || !Wanted(turn).ok();
+  };
   {
     absl::MutexLock lock(&mutex_);
-    asked = asked_.insert(number);
-    if (absl::Status status = AwaitTurn(request); !status.ok()) {
-      asked_.erase(asked);
-      return status;
-    }
-    is_preparing_ = true;
+    turns_.insert(&turn);
   }
-  request.cancelled = [&] {
-    absl::MutexLock lock(&mutex_);
-    return (cancelled && cancelled()) || !Wanted(number).ok();
-  };
-  absl::StatusOr<PreparedInfo> info = PrepareInTurn(std::move(request));
+  absl::Status taken;
+  turn.request.found = [&] { return taken = TakeTurn(&turn); };
+  // What is here needs no source to stand behind it.
+  absl::StatusOr<PreparedInfo> info = PreparedInfo();
+  if (Holds(hash)) info = turn.request.found().ok() ? info : taken;
+  if (info.ok()) info = Fetch(&turn);
   absl::MutexLock lock(&mutex_);
-  if (absl::IsCancelled(info.status())) {
-    if (absl::Status why = Wanted(number); !why.ok()) info = std::move(why);
+  if (turn.is_here) {
+    info = PreparedInfo();
+  } else if (absl::IsCancelled(info.status())) {
+    if (absl::Status why = Wanted(turn); !why.ok()) info = std::move(why);
   }
-  is_preparing_ = false;
-  asked_.erase(asked);
+  if (turn.is_taken) is_preparing_ = false;
+  turns_.erase(&turn);
   return info;
 }
 
-absl::StatusOr<PreparedInfo> PolicyHolder::PrepareInTurn(FetchRequest request) {
-  std::shared_ptr<const engine::ModelWeights> base_weights;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (current_.Is(request.number, request.hash) || prepared_.Is(request.number, request.hash)) {
-      return PreparedInfo();
-    }
-    const Held& base = prepared_.version != nullptr ? prepared_ : current_;
-    request.base = base.version;
-    base_weights = base.weights;
-    // The same weights under another number: a skipped step, or a run that begins.
-    if (request.base->hash == request.hash) {
-      auto version = std::make_shared<engine::WeightsVersion>(*request.base);
-      version->number = request.number;
-      relay_.Hold(version);
-      prepared_ = {.version = std::move(version), .weights = std::move(base_weights)};
-      return PreparedInfo();
-    }
-  }
+absl::StatusOr<PreparedInfo> PolicyHolder::Fetch(Turn* turn) {
   const int64_t start_ns = Clock::Real().NowNs();
-  ASSIGN_OR_RETURN(FetchedWeights fetched, fetcher_(request));
+  ASSIGN_OR_RETURN(FetchedWeights fetched, fetcher_(turn->request));
   Held held{.version = fetched.version};
   const std::shared_ptr<void> borrowed = engine::BorrowThread(*host_->device);
-  ASSIGN_OR_RETURN(held.weights,
-                   BuildWeights(*host_, *held.version,
-                                {.version = request.base.get(), .weights = base_weights.get()}));
+  ASSIGN_OR_RETURN(held.weights, BuildWeights(*host_, *held.version,
+                                              {.version = turn->request.base.get(),
+                                               .weights = turn->base_weights.get()}));
   absl::MutexLock lock(&mutex_);
   prepared_ = std::move(held);
   return PreparedInfo{.bytes_received = fetched.bytes_received,
@@ -116,6 +143,7 @@ absl::StatusOr<PreparedInfo> PolicyHolder::PrepareInTurn(FetchRequest request) {
 void PolicyHolder::StopPreparing() {
   absl::MutexLock lock(&mutex_);
   is_stopping_ = true;
+  relay_.Stop();
 }
 
 absl::StatusOr<engine::ServedWeights> PolicyHolder::Get(int64_t number,
@@ -123,9 +151,9 @@ absl::StatusOr<engine::ServedWeights> PolicyHolder::Get(int64_t number,
   absl::MutexLock lock(&mutex_);
   if (prepared_.Is(number, hash)) return prepared_.Served();
   if (current_.Is(number, hash)) return current_.Served();
-  return absl::FailedPreconditionError(
-      absl::StrCat("version ", number, " (", hash, ") is not prepared; version ",
-                   current_.version->number, " (", current_.version->hash, ") is in use"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      engine::VersionName(number, hash), " is not prepared; ",
+      engine::VersionName(current_.version->number, current_.version->hash), " is in use"));
 }
 
 void PolicyHolder::Committed(int64_t number, const std::string& hash) {

@@ -36,9 +36,10 @@ class PolicyHolder {
   static absl::StatusOr<std::unique_ptr<PolicyHolder>> Create(const ModelHost* host,
                                                               WeightsFetcher fetcher);
 
-  // Blocks until the version is ready. One at a time: a repeat waits for the first and then has its
-  // result; an older version than one that is asked for is ABORTED. `cancelled` is
-  // asked now and then, whatever is being waited for.
+  // Blocks until the version is ready. A version counts from when a source has shown that it has
+  // it: an announcement that nobody stands behind holds up nothing. Then one at a time: a repeat
+  // waits for the first and has its result; an older version than one that counts is ABORTED.
+  // `cancelled` is asked now and then, whatever is being waited for.
   absl::StatusOr<PreparedInfo> Prepare(int64_t number, const std::string& hash,
                                        const std::string& run_id,
                                        const std::vector<std::string>& sources,
@@ -70,11 +71,25 @@ class PolicyHolder {
   PolicyHolder(const ModelHost* host, WeightsFetcher fetcher)
       : host_(host), fetcher_(std::move(fetcher)), expected_(ManifestOf(*host)) {}
 
+  // One call of Prepare.
+  struct Turn {
+    FetchRequest request;
+    std::function<bool()> cancelled;  // the caller's
+    bool counts = false;              // a source has it, or it is here
+    int64_t superseded_by = -1;       // a newer one that has come to count since the call
+    bool is_taken = false;
+    bool is_here = false;                                           // nothing is to be fetched
+    std::shared_ptr<const engine::ModelWeights> base_weights = {};  // of request.base
+  };
   // Why the version is not wanted any more, or OK.
-  absl::Status Wanted(int64_t number) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Waits until no other is prepared.
-  absl::Status AwaitTurn(const FetchRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<PreparedInfo> PrepareInTurn(FetchRequest request);
+  absl::Status Wanted(const Turn& turn) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Waits until no other is prepared. What comes of an error is the same for the whole call.
+  absl::Status TakeTurn(Turn* turn);
+  absl::Status AwaitTurn(const Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What the version builds on; or that it is here.
+  void FindBase(Turn* turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Holds(const std::string& hash) const;
+  absl::StatusOr<PreparedInfo> Fetch(Turn* turn);
 
   const ModelHost* host_;
   const WeightsFetcher fetcher_;
@@ -83,7 +98,7 @@ class PolicyHolder {
   mutable absl::Mutex mutex_;
   bool is_preparing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::multiset<int64_t> asked_ ABSL_GUARDED_BY(mutex_);  // by the calls under way
+  std::set<Turn*> turns_ ABSL_GUARDED_BY(mutex_);  // of the calls under way
   Held current_ ABSL_GUARDED_BY(mutex_);
   Held prepared_ ABSL_GUARDED_BY(mutex_);
 };

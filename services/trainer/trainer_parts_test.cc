@@ -91,6 +91,19 @@ struct Spread {
 };
 }  // namespace
 
+TEST_CASE("a relay that stops lets nobody wait for what isn't there") {
+  WeightsRelay relay;
+  const int64_t begin_ns = Clock::Real().NowNs();
+  std::thread stop([&] {
+    Clock::Real().SleepNs(100'000'000);
+    relay.Stop();
+  });
+  CHECK(absl::IsUnavailable(relay.Manifest(ToProto(7, "")).status()));
+  CHECK(absl::IsUnavailable(relay.Snapshot(ToProto(7, "")).status()));
+  stop.join();
+  CHECK(Clock::Real().NowNs() - begin_ns < 2'000'000'000);
+}
+
 TEST_CASE("advantages and returns of a batch, by hand") {
   engine::TrainBatch batch;
   batch.groups.resize(2);
