@@ -81,7 +81,8 @@ absl::Status LocalModel::OpenEngine(const LocalModelOptions& options) {
   engine_options.kv_cache_bytes = options.kv_cache_mb << 20;
   engine_options.max_running = options.max_running;
   engine_options.eos_ids = host_->prompts->stop_ids();
-  engine_options.text_decoder = [tokenizer = &host_->prompts->tokenizer()] {
+  engine_options.text_decoder = [tokenizer =
+                                     &host_->prompts->tokenizer()](const engine::SamplingParams&) {
     return std::make_unique<StreamingText>(*tokenizer);
   };
   ASSIGN_OR_RETURN(speculation_,
@@ -103,11 +104,17 @@ absl::StatusOr<std::shared_ptr<const engine::Constraint>> LocalModel::Compile(
 absl::Status LocalModel::SubmitPrompt(size_t prompt, const std::vector<int32_t>& ids,
                                       const CompleteOptions& options) {
   const auto num_samples = static_cast<size_t>(options.num_samples);
+  engine::SamplingParams sampling = options.sampling;
+  // Here a completion ends where the context does.
+  const int64_t left = std::max<int64_t>(context() - static_cast<int64_t>(ids.size()), 0);
+  sampling.max_tokens = static_cast<int32_t>(std::min<int64_t>(sampling.max_tokens, left));
+  if (sampling.max_tokens > 0)
+    sampling.min_tokens = std::min(sampling.min_tokens, sampling.max_tokens);
   std::vector<engine::Request> samples(num_samples);
   for (size_t s = 0; s < num_samples; ++s) {
     samples[s].id = prompt * num_samples + s;
     samples[s].prompt_ids = ids;
-    samples[s].sampling = options.sampling;
+    samples[s].sampling = sampling;
     samples[s].draw = {
         .run_seed = options.seed, .prompt_id = prompt, .sample_index = static_cast<uint32_t>(s)};
     samples[s].want_text = true;

@@ -59,7 +59,7 @@ class LocalModel {
   const engine::PromptEncoder& prompts() const { return *host_->prompts; }
 
   // Tokens that prompt and completion may have together, and what the model itself allows.
-  int64_t context() const { return host_->transformer->options().max_sequence_length; }
+  int64_t context() const { return engine_->max_context(); }
   int64_t max_positions() const { return host_->files.config.max_position_embeddings; }
   // Errors of engine::Constraint::Compile.
   absl::StatusOr<std::shared_ptr<const engine::Constraint>> Compile(

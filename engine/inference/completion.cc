@@ -37,7 +37,7 @@ Completion::Completion(Request request, int32_t max_size, absl::Span<const int32
   const SamplingParams& p = request_.sampling;
   if (p.constraint != nullptr) constraint_state_ = p.constraint->start();
   for (const int32_t token : request_.forced_prefix) FollowConstraint(token);
-  if (request_.want_text || !p.stop_strings.empty()) decoder_ = text_decoder();
+  if (request_.want_text || !p.stop_strings.empty()) decoder_ = text_decoder(p);
   if (!p.stop_strings.empty()) {
     watcher_ = std::make_unique<StopWatcher>(p.stop_strings, p.keep_stop_string, p.min_tokens);
   }
@@ -130,6 +130,11 @@ void Completion::Finish(FinishReason reason, absl::Status status, std::vector<Ev
   event.text = TakeText();
   event.reason = reason;
   event.status = std::move(status);
+  if (watcher_ != nullptr && watcher_->stopped()) {
+    event.stop_string = watcher_->found();
+  } else if (reason == FinishReason::kStop && IsStopId(tokens.back()) && !IsEos(tokens.back())) {
+    event.stop_id = tokens.back();
+  }
   event.num_tokens = num_reported_;
   event.cached_prompt_tokens = std::max(num_cached, 0);
   event.num_preemptions = num_preemptions;
@@ -138,7 +143,10 @@ void Completion::Finish(FinishReason reason, absl::Status status, std::vector<Ev
 
 bool Completion::IsStopId(int32_t token) const {
   const std::vector<int32_t>& ids = request_.sampling.stop_ids;
-  if (std::find(ids.begin(), ids.end(), token) != ids.end()) return true;
+  return std::find(ids.begin(), ids.end(), token) != ids.end() || IsEos(token);
+}
+
+bool Completion::IsEos(int32_t token) const {
   return !request_.sampling.ignore_eos &&
          std::find(eos_ids_.begin(), eos_ids_.end(), token) != eos_ids_.end();
 }

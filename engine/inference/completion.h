@@ -66,6 +66,7 @@ class Completion : public Sequence {
     int64_t version;
     std::vector<TokenLogprob> top_logprobs;
   };
+  bool IsEos(int32_t token) const;
   bool IsStopId(int32_t token) const;
   void FollowConstraint(int32_t token);
   bool ConstraintMustEnd() const;

@@ -59,7 +59,10 @@ class EngineImpl final : public InferenceEngine {
         options_(std::move(options)),
         scheduler_(scheduler_options, RootKey(weights.hash, weights.version)) {
     limits_.vocab_size = model.config().vocab_size;
-    limits_.max_context = model.options().max_sequence_length;
+    // The last token's keys and values are never needed.
+    const int64_t cached = int64_t{scheduler_options.num_blocks} * kBlockTokens + 1;
+    limits_.cache_is_short = cached < model.options().max_sequence_length;
+    limits_.max_context = std::min(cached, model.options().max_sequence_length);
     limits_.has_text = static_cast<bool>(options_.text_decoder);
     live_.push_back({0, std::move(weights)});
   }
@@ -86,6 +89,7 @@ class EngineImpl final : public InferenceEngine {
   void Undrain() override { draining_ = false; }
   bool HasWork() const override { return scheduler_.has_work() || !pending_events_.empty(); }
   absl::Status SwapWeights(ServedWeights weights, SwapPolicy policy) override;
+  int64_t max_context() const override { return limits_.max_context; }
   int64_t version() const override { return live_.back().served.version; }
   const std::string& weights_hash() const override { return live_.back().served.hash; }
   EngineStats stats() const override;
@@ -94,7 +98,6 @@ class EngineImpl final : public InferenceEngine {
  private:
   absl::StatusOr<std::unique_ptr<Completion>> MakeCompletion(Request request);
   absl::Status Enqueue(std::vector<std::unique_ptr<Completion>> completions);
-  absl::StatusOr<int32_t> MaxSize(const Request& request) const;
   void RunPlan(const StepPlan& plan, const LiveWeights& live, Stopwatch& watch);
   void SampleRows(const Tensor& logits_BV);
   void FindPromptLogprobs(const StepPlan& plan, const LiveWeights& live);
@@ -198,7 +201,11 @@ absl::StatusOr<std::unique_ptr<Completion>> EngineImpl::MakeCompletion(Request r
   if (completions_.contains(request.id)) {
     return absl::AlreadyExistsError(absl::StrCat("request ", request.id, " is here already"));
   }
-  ASSIGN_OR_RETURN(const int32_t max_size, MaxSize(request));
+  // What prompt and completion may reach together.
+  const auto num_prompt = static_cast<int64_t>(request.prompt_ids.size());
+  const int32_t max_tokens = request.sampling.max_tokens;
+  const auto max_size =
+      static_cast<int32_t>(max_tokens > 0 ? num_prompt + max_tokens : limits_.max_context);
   auto completion = std::make_unique<Completion>(std::move(request), max_size, options_.eos_ids,
                                                  options_.text_decoder);
   if (completion->constraint_state() == Constraint::kDead && !completion->EndsAtStart()) {
@@ -216,24 +223,6 @@ absl::Status EngineImpl::Enqueue(std::vector<std::unique_ptr<Completion>> comple
     completions_.emplace(id, std::move(c));
   }
   return absl::OkStatus();
-}
-
-// The number of tokens that prompt and completion may reach together.
-absl::StatusOr<int32_t> EngineImpl::MaxSize(const Request& request) const {
-  const int64_t num_prompt = static_cast<int64_t>(request.prompt_ids.size());
-  int64_t size = limits_.max_context;
-  if (request.sampling.max_tokens > 0) {
-    size = std::min(size, num_prompt + request.sampling.max_tokens);
-  } else {
-    // The last token's keys and values are never needed.
-    size = std::min(size, cache_->num_blocks() * kBlockTokens + 1);
-  }
-  if (size <= num_prompt) {
-    return RefuseField(
-        "prompt_ids", absl::StrCat("the prompt has ", num_prompt, " tokens, the KV cache room for ",
-                                   cache_->num_blocks() * kBlockTokens, ": enlarge the cache"));
-  }
-  return static_cast<int32_t>(size);
 }
 
 absl::Status EngineImpl::Cancel(uint64_t request_id) {

@@ -38,8 +38,8 @@ class TextDecoder {
   virtual std::string Push(int32_t token) = 0;
   virtual std::string Finish() = 0;
 };
-// Makes a decoder for a new completion; its prompt's text is not part of the output.
-using TextDecoderFactory = std::function<std::unique_ptr<TextDecoder>()>;
+// Makes a decoder for a new completion, drawn so; its prompt's text is not part of the output.
+using TextDecoderFactory = std::function<std::unique_ptr<TextDecoder>(const SamplingParams&)>;
 
 // Weights as the engine uses them. `hash` is the tree hash that proves the version; it keys the
 // prefix cache.
@@ -80,7 +80,7 @@ struct EngineStats {
 
 class InferenceEngine {
  public:
-  // `model` (with its device) must outlive the engine; its max_sequence_length is the context.
+  // `model` (with its device) must outlive the engine.
   // ResourceExhausted when the KV cache cannot be allocated, InvalidArgument for impossible
   // options.
   static absl::StatusOr<std::unique_ptr<InferenceEngine>> Create(const Transformer& model,
@@ -125,6 +125,10 @@ class InferenceEngine {
   // once. ResourceExhausted: kFinish would keep more than max_live_versions alive (swap again
   // later, when old rollouts have ended). InvalidArgument: no weights, or of another dtype.
   virtual absl::Status SwapWeights(ServedWeights weights, SwapPolicy policy) = 0;
+  // Tokens that a prompt and its completion may have together: the model's max_sequence_length, or
+  // less where the whole KV cache holds less. A prompt that leaves no room in it is refused, and a
+  // max_tokens that goes beyond it.
+  virtual int64_t max_context() const = 0;
   // The version that new requests get.
   virtual int64_t version() const = 0;
   virtual const std::string& weights_hash() const = 0;

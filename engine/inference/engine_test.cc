@@ -37,7 +37,7 @@ EngineOptions Options(int64_t num_blocks = 64) {
   EngineOptions options;
   options.num_kv_blocks = num_blocks;
   options.eos_ids = {5};
-  options.text_decoder = [] { return std::make_unique<Letters>(); };
+  options.text_decoder = [](const SamplingParams&) { return std::make_unique<Letters>(); };
   return options;
 }
 
@@ -82,12 +82,13 @@ TEST_CASE("bad input is refused with a reason, and the others are untouched") {
   refused([](Request& r) { r.prompt_ids[3] = 61; }, "prompt_ids[3] is 61");
   refused([](Request& r) { r.prompt_ids[0] = -1; }, "prompt_ids[0] is -1");
   refused([](Request& r) { r.forced_prefix = {61}; }, "forced_prefix[0]");
-  refused([](Request& r) { r.prompt_ids.assign(256, 1); }, "no room in a context of 256");
-  refused([](Request& r) { r.prompt_ids.assign(300, 1); }, "no room in a context of 256");
+  refused([](Request& r) { r.prompt_ids.assign(300, 1); }, "no room in a context of 129");
   refused([](Request& r) { r.sampling.max_tokens = -1; }, "max_tokens -1");
   refused([](Request& r) { r.sampling.min_tokens = 21; }, "min_tokens is 21");
-  refused([](Request& r) { r.sampling.max_tokens = 200; }, "14 blocks of KV cache, which has 8");
-  refused([](Request& r) { r.prompt_ids.assign(130, 1), r.sampling.max_tokens = 0; }, "KV cache");
+  refused([](Request& r) { r.sampling.max_tokens = 200; },
+          "together 210, more than a context of 129");
+  refused([](Request& r) { r.sampling.max_tokens = 120; }, "expected at most 119");
+  refused([](Request& r) { r.prompt_ids.assign(129, 1), r.sampling.max_tokens = 0; }, "KV cache");
   refused([=](Request& r) { r.sampling.temperature = nan; }, "temperature is nan");
   refused([=](Request& r) { r.sampling.temperature = inf; }, "temperature is inf");
   refused([](Request& r) { r.sampling.temperature = -1; }, "temperature is -1");
@@ -140,8 +141,11 @@ TEST_CASE("impossible options are refused") {
 TEST_CASE("the end of the context ends a completion") {
   const Model model = MakeModel("cpu", 1, DType::kF32);
   const auto engine = model.Engine(Options());
+  CHECK(engine->max_context() == 256);
   for (const size_t num_prompt : {200, 255}) {
-    for (const int32_t max_tokens : {0, 1000}) {
+    const auto left = static_cast<int32_t>(256 - num_prompt);
+    CHECK(absl::IsInvalidArgument(engine->Submit(Make(1, left + 1, num_prompt))));
+    for (const int32_t max_tokens : {0, left}) {
       const Result result = RunAlone(*engine, Make(1, max_tokens, num_prompt));
       CHECK(result.ids.size() == 256 - num_prompt);
       CHECK(result.end.reason == FinishReason::kLength);
@@ -153,6 +157,8 @@ TEST_CASE("the end of the context ends a completion") {
 TEST_CASE("a request of exactly the cache's size ends, alone and in company") {
   const Model model = MakeModel("cpu", 1, DType::kF32);
   const auto engine = model.Engine(Options(4));
+  CHECK(engine->max_context() == 65);
+  CHECK(absl::IsInvalidArgument(engine->Submit(Make(1, 56, 10))));
   CHECK(RunAlone(*engine, Make(1, 0, 10)).ids.size() == 55);
   Results results;
   for (uint64_t id = 0; id < 5; ++id) REQUIRE_OK(engine->Submit(Make(id, 55, 10)));
@@ -237,6 +243,7 @@ TEST_CASE("EOS, stop ids, ignore_eos and min_tokens") {
   Result result = RunAlone(*engine, r);
   CHECK(result.ids == std::vector<int32_t>{5});  // EOS is a token of the completion
   CHECK(result.end.reason == FinishReason::kStop);
+  CHECK(result.end.stop_id == -1);
   r.sampling.min_tokens = 4;
   result = RunAlone(*engine, r);
   CHECK(result.ids.size() == 5);
@@ -251,6 +258,7 @@ TEST_CASE("EOS, stop ids, ignore_eos and min_tokens") {
   result = RunAlone(*engine, r);
   CHECK(result.ids.size() == 5);  // at the limit a stop is still a stop
   CHECK(result.end.reason == FinishReason::kStop);
+  CHECK(result.end.stop_id == 5);
 }
 
 TEST_CASE("a forced prefix that is complete ends at once") {
@@ -286,6 +294,7 @@ TEST_CASE("stop strings cut ids, log-probs and text together") {
   CHECK(results[1].text.empty());
   CHECK(results[1].end.num_tokens == 2);
   CHECK(results[1].end.reason == FinishReason::kStop);
+  CHECK(results[1].end.stop_string == 0);
 
   r.sampling.keep_stop_string = true;
   Result result = RunAlone(*engine, r);

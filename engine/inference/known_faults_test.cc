@@ -49,7 +49,7 @@ EngineOptions Options(int64_t num_blocks = 64) {
   EngineOptions options;
   options.num_kv_blocks = num_blocks;
   options.eos_ids = {kEos};
-  options.text_decoder = [] { return std::make_unique<Text>(); };
+  options.text_decoder = [](const SamplingParams&) { return std::make_unique<Text>(); };
   return options;
 }
 

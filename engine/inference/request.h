@@ -38,7 +38,9 @@ struct SamplingParams {
   float top_p = 1.0f;        // 1: off
   float min_p = 0.0f;        // 0: off
 
-  int32_t max_tokens = 0;  // of the completion, forced prefix included; 0: what the context leaves
+  // Of the completion, forced prefix included; 0: what the context leaves, more is refused
+  // (InferenceEngine::max_context).
+  int32_t max_tokens = 0;
   int32_t min_tokens = 0;  // no stop id is drawn and no stop string ends it before so many tokens
   // A drawn stop id is the completion's last token. The engine's EOS ids stop as well, unless
   // `ignore_eos`.
@@ -50,6 +52,9 @@ struct SamplingParams {
   // `keep_stop_string`, after the token and the text of the string's last byte.
   std::vector<std::string> stop_strings;
   bool keep_stop_string = false;
+  // Whether text leaves special tokens out. Where it doesn't, one that ends the completion is left
+  // out all the same, unless `keep_stop_string`.
+  bool skip_special_tokens = true;
 
   // Keskar et al. 2019: a logit of a token seen in prompt or completion is divided by it if
   // positive, multiplied if negative. 1: off.
@@ -137,7 +142,10 @@ struct Event {
 
   // kFinished
   FinishReason reason = FinishReason::kStop;
-  absl::Status status;               // why, for kError
+  absl::Status status;  // why, for kError
+  // What ended it, for kStop: one of stop_ids, or of stop_strings (its index). Neither, -1: EOS, or
+  // the constraint.
+  int32_t stop_id = -1, stop_string = -1;
   int32_t num_tokens = 0;            // of the completion, forced prefix included
   int32_t cached_prompt_tokens = 0;  // not computed because the prefix cache or the group had them
   int32_t num_preemptions = 0;

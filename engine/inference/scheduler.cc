@@ -35,7 +35,7 @@ absl::Status Scheduler::CheckRoom(int64_t num_requests, int64_t num_tokens) cons
     return absl::InvalidArgumentError(absl::StrCat(
         "a request for ", num_requests, num_requests == 1 ? " completion" : " completions",
         " of prompts with ", num_tokens, " tokens together can never be queued: up to ",
-        options_.max_queued, " completions (max_queued) with ", options_.max_queued_tokens,
+        options_.max_queued, " completions with ", options_.max_queued_tokens,
         " tokens may wait; ask for fewer at once"));
   }
   return absl::ResourceExhaustedError(

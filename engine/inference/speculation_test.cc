@@ -230,7 +230,7 @@ TEST_CASE("stop strings in the middle of a draft cut ids, log-probs and text as 
   INFO("seed " << ::stretto::testing::Seed());
   const Model model = MakeModel("cpu", 1, DType::kF32);
   EngineOptions options = Options({});
-  options.text_decoder = [] { return std::make_unique<Letters>(); };
+  options.text_decoder = [](const SamplingParams&) { return std::make_unique<Letters>(); };
   const auto plain = model.Engine(options);
   options.speculation = EagerModel(model, 0.03);
   const auto engine = model.Engine(options);

@@ -33,17 +33,21 @@ bool StopWatcher::Finish(absl::string_view text) {
 bool StopWatcher::Search() {
   while (true) {
     size_t begin = std::string::npos, size = 0;
-    for (const std::string& s : stop_strings_) {
+    size_t which = 0;
+    for (size_t i = 0; i < stop_strings_.size(); ++i) {
+      const std::string& s = stop_strings_[i];
       const size_t at = text_.find(s, search_from_);
       if (at < begin || (at == begin && at != std::string::npos && s.size() < size)) {
         begin = at;
         size = s.size();
+        which = i;
       }
     }
     if (begin == std::string::npos) break;
     const size_t cut = keep_ ? begin + size : begin;
     if (TokensBefore(cut) >= min_tokens_) {
       stopped_ = true;
+      found_ = static_cast<int32_t>(which);
       text_size_ = cut;
       num_tokens_ = TokensBefore(cut);
       return true;

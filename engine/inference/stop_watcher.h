@@ -25,6 +25,7 @@ class StopWatcher {
   bool Finish(absl::string_view text);
 
   bool stopped() const { return stopped_; }
+  int32_t found() const { return found_; }  // which stop string has stopped it; -1: none
   // Tokens and text that are certain to stay. After Finish or a stop: all that stay.
   int32_t num_tokens() const { return num_tokens_; }
   absl::string_view text() const { return absl::string_view(text_).substr(0, text_size_); }
@@ -43,6 +44,7 @@ class StopWatcher {
   std::vector<size_t> begins_;  // length of the text before each token
   size_t search_from_ = 0;      // no stop string begins before
   bool stopped_ = false, finished_ = false;
+  int32_t found_ = -1;
   int32_t num_tokens_ = 0;
   size_t text_size_ = 0;
 };

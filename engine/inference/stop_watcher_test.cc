@@ -49,8 +49,10 @@ TEST_CASE("of several stop strings the first one wins, whatever their order") {
   for (const auto& strings : {std::vector<std::string>{"bc", "abcd"}, {"abcd", "bc"}}) {
     StopWatcher watcher(strings, false, 0);
     CHECK(!watcher.Push("xa"));
+    CHECK(watcher.found() == -1);
     CHECK(watcher.Push("bcd"));
     CHECK(watcher.text() == "x");
+    CHECK(strings[static_cast<size_t>(watcher.found())] == "abcd");
   }
 }
 

@@ -69,6 +69,12 @@ absl::Status ValidatePenalties(const SamplingParams& p, const RequestLimits& lim
   return absl::OkStatus();
 }
 
+std::string ContextOf(const RequestLimits& limits) {
+  return absl::StrCat(
+      "a context of ", limits.max_context, " tokens",
+      limits.cache_is_short ? " (all that the KV cache holds: enlarge the cache)" : "");
+}
+
 // Whether `s` is well-formed UTF-8 (Unicode 15, table 3-7).
 bool IsUtf8(absl::string_view s) {
   for (size_t i = 0; i < s.size();) {
@@ -127,17 +133,24 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   }
   RETURN_IF_ERROR(ValidateIds("prompt_ids", request.prompt_ids, limits));
   RETURN_IF_ERROR(ValidateIds("forced_prefix", request.forced_prefix, limits));
-  if (static_cast<int64_t>(request.prompt_ids.size()) >= limits.max_context) {
-    return RefuseField("prompt_ids", absl::StrCat("the prompt has ", request.prompt_ids.size(),
-                                                  " tokens, which leaves no room in a context of ",
-                                                  limits.max_context));
+  const auto num_prompt = static_cast<int64_t>(request.prompt_ids.size());
+  if (num_prompt >= limits.max_context) {
+    return RefuseField("prompt_ids",
+                       absl::StrCat("the prompt has ", num_prompt,
+                                    " tokens, which leaves no room in ", ContextOf(limits)));
   }
   if (p.max_tokens < 0 || p.min_tokens < 0 || (p.max_tokens > 0 && p.min_tokens > p.max_tokens)) {
     return RefuseField(
-        "min_tokens",
-        absl::StrCat(
-            "min_tokens is ", p.min_tokens, " and max_tokens ", p.max_tokens,
-            ": expected 0 <= min_tokens <= max_tokens (max_tokens 0: what the context leaves)"));
+        "min_tokens", absl::StrCat("min_tokens is ", p.min_tokens, " and max_tokens ", p.max_tokens,
+                                   ": expected 0 <= min_tokens <= max_tokens"));
+  }
+  if (num_prompt + p.max_tokens > limits.max_context) {
+    return RefuseField(
+        "max_tokens",
+        absl::StrCat("max_tokens is ", p.max_tokens, " and the prompt has ", num_prompt,
+                     " tokens, together ", num_prompt + p.max_tokens, ", more than ",
+                     ContextOf(limits), ": expected at most ", limits.max_context - num_prompt,
+                     ", or none for what the context leaves"));
   }
   RETURN_IF_ERROR(ValidateDistribution(p));
   RETURN_IF_ERROR(ValidatePenalties(p, limits));

@@ -10,8 +10,9 @@
 namespace stretto::engine {
 struct RequestLimits {
   int64_t vocab_size = 0;
-  int64_t max_context = 0;  // tokens of prompt and completion together
-  bool has_text = false;    // the engine has a TextDecoder
+  int64_t max_context = 0;      // tokens of prompt and completion together
+  bool cache_is_short = false;  // it is the KV cache that allows no longer context
+  bool has_text = false;        // the engine has a TextDecoder
 };
 inline constexpr size_t kMaxStopStrings = 32;
 inline constexpr size_t kMaxStopStringBytes = 1024;

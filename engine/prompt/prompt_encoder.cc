@@ -115,13 +115,16 @@ absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeLine(const std::string
 }
 
 absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeMessages(
-    std::vector<ChatMessage> messages) const {
+    std::vector<ChatMessage> messages, const ConversationOptions& options) const {
   RETURN_IF_ERROR(no_chat_);
   if (!system_prompt_.empty() && !messages.empty() && messages.front().role != "system") {
     messages.insert(messages.begin(), {"system", system_prompt_});
   }
-  ASSIGN_OR_RETURN(auto ids, engine::EncodeChat(*tokenizer_, chat_, messages,
-                                                /*add_generation_prompt=*/true));
+  ChatTemplate chat = chat_;
+  if (options.enable_thinking.has_value()) {
+    ASSIGN_OR_RETURN(chat, WithThinking(chat_, *options.enable_thinking));
+  }
+  ASSIGN_OR_RETURN(auto ids, engine::EncodeChat(*tokenizer_, chat, messages, options.end));
   if (ids.empty()) return absl::InvalidArgumentError("the prompt has no tokens");
   return ids;
 }

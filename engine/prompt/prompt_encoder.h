@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,12 @@ struct PromptOptions {
   bool raw_without_template = false;
 };
 
+// How a conversation becomes a prompt.
+struct ConversationOptions {
+  ChatEnd end = ChatEnd::kAnswer;
+  std::optional<bool> enable_thinking;  // nothing: as the chat format is
+};
+
 class PromptEncoder {
  public:
   // Errors: those of OpenTokenizer; a template that is unknown (the message says what to set).
@@ -37,7 +44,8 @@ class PromptEncoder {
   // and `messages`, a field of another type, an empty prompt. FailedPrecondition: there is no chat
   // template (`chat_optional`), which all but EncodeRaw need.
   absl::StatusOr<std::vector<int32_t>> EncodeLine(const std::string& json) const;
-  absl::StatusOr<std::vector<int32_t>> EncodeMessages(std::vector<ChatMessage> messages) const;
+  absl::StatusOr<std::vector<int32_t>> EncodeMessages(
+      std::vector<ChatMessage> messages, const ConversationOptions& options = {}) const;
   // The text as it is, with the BOS that the tokenizer adds. With `parse_special`, text that reads
   // like a special token is that token: for prompts that a person has written out by hand.
   absl::StatusOr<std::vector<int32_t>> EncodeRaw(const std::string& text,

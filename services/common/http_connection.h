@@ -51,7 +51,6 @@ class HttpConnection {
   HttpRequest request;   // being answered
   bool keep_alive = true, reads_chunks = true, wants_body = true;
   bool has_sent_continue = false;
-  int num_requests = 0;
   int64_t since_ms = 0;     // in this state; kReading: since the request began
   int64_t deadline_ms = 0;  // of this state
   size_t charged_bytes = 0;

@@ -35,7 +35,6 @@ constexpr int kTickMs = 100;             // how exact deadlines are
 constexpr int64_t kLingerMs = 2000;      // for a client to read the answer to what it still sends
 constexpr int64_t kLastWriteMs = 1000;   // for a client to read an answer when the process ends
 constexpr int64_t kAcceptPauseMs = 200;  // when the process has no descriptor left
-constexpr int kMaxRequests = 1000;       // of a connection
 constexpr int kMaxInARow = 8;            // of a connection, before the others have their turn
 constexpr size_t kFreeBytes = size_t{64} << 10;  // of a body, without a share of the common room
 constexpr size_t kMaxRefused = 64;  // connections over the limit that are told so at a time
@@ -233,8 +232,7 @@ class HttpServerImpl final : public HttpServer {
 
   // A request is complete. False if its connection isn't the thread's any more, or is gone.
   bool Begin(HttpConnection& client) {
-    const bool last = ++client.num_requests >= kMaxRequests || stopping_;
-    client.keep_alive = client.parser.keep_alive() && !last;
+    client.keep_alive = client.parser.keep_alive() && !stopping_;
     client.reads_chunks = client.parser.reads_chunks();
     client.request = client.parser.Take();
     client.wants_body = client.request.method != "HEAD";

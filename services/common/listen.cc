@@ -6,9 +6,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/status.h"
 
 namespace stretto::services {
 namespace {
@@ -42,28 +44,42 @@ int Listen(const addrinfo& address) {
   errno = error;
   return -1;
 }
-}  // namespace
 
-absl::StatusOr<int> ListenAt(const std::string& bind, int port) {
+struct FreeAddresses {
+  void operator()(addrinfo* addresses) const { freeaddrinfo(addresses); }
+};
+using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+
+absl::StatusOr<Addresses> AddressesOf(const std::string& bind, int port) {
   const std::string host(absl::StripSuffix(absl::StripPrefix(bind, "["), "]"));
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  // What consists of digits and points is an address or nothing: no name server is asked.
+  const bool is_numeric = host.find_first_not_of("0123456789.") == std::string::npos;
+  if (is_numeric) hints.ai_flags |= AI_NUMERICHOST;
   addrinfo* found = nullptr;
   const int unknown = host.empty()
                           ? EAI_NONAME
                           : getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
-  if (unknown != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--bind '", bind, "' is no address of this machine: ", gai_strerror(unknown),
-                     "; expected one such as 127.0.0.1, or 0.0.0.0 for all interfaces"));
-  }
+  if (unknown == 0) return Addresses(found);
+  return absl::InvalidArgumentError(
+      absl::StrCat("--bind '", bind, "' is no address",
+                   is_numeric ? "" : absl::StrCat(" of this machine: ", gai_strerror(unknown)),
+                   ": expected one such as 127.0.0.1, or 0.0.0.0 for all interfaces"));
+}
+}  // namespace
+
+absl::Status CheckBind(const std::string& bind) { return AddressesOf(bind, 0).status(); }
+
+absl::StatusOr<int> ListenAt(const std::string& bind, int port) {
+  ASSIGN_OR_RETURN(const Addresses found, AddressesOf(bind, port));
   int fd = -1;
-  for (const addrinfo* at = found; at != nullptr && fd < 0; at = at->ai_next) fd = Listen(*at);
-  const int error = errno;
-  freeaddrinfo(found);
-  if (fd < 0) return CannotListen(bind, port, error);
+  for (const addrinfo* at = found.get(); at != nullptr && fd < 0; at = at->ai_next) {
+    fd = Listen(*at);
+  }
+  if (fd < 0) return CannotListen(bind, port, errno);
   return fd;
 }
 }  // namespace stretto::services

@@ -10,4 +10,6 @@ namespace stretto::services {
 // such address, or it isn't this machine's; PermissionDenied: a port below 1024, mostly;
 // Unavailable: the port is in use, and the rest.
 absl::StatusOr<int> ListenAt(const std::string& bind, int port);
+// InvalidArgument: `bind` is neither an address nor the name of one.
+absl::Status CheckBind(const std::string& bind);
 }  // namespace stretto::services

@@ -9,6 +9,7 @@
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
 #include "services/common/http_server.h"
+#include "services/common/process_metrics.h"
 
 namespace stretto::services {
 struct Metrics::Impl {
@@ -82,7 +83,7 @@ Histogram Metrics::histogram(const std::string& name, const std::string& help,
 }
 
 std::string Metrics::Text() const {
-  return prometheus::TextSerializer().Serialize(impl_->registry->Collect());
+  return prometheus::TextSerializer().Serialize(impl_->registry->Collect()) + ProcessMetricsText();
 }
 
 absl::StatusOr<int> Metrics::Serve(const std::string& address, int port) {

@@ -62,7 +62,7 @@ class Metrics {
   // Buckets suit latencies: 0.5 ms to 2 minutes.
   Histogram histogram(const std::string& name, const std::string& help, const Labels& labels = {});
 
-  // All series in Prometheus's text format.
+  // All series, and those of the process, in Prometheus's text format.
   std::string Text() const;
   // Serves /metrics at address:port (port 0: a free one); the port. UNAVAILABLE when it can't be
   // had. At most once.

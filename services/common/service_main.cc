@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 #include "services/common/grpc_server.h"
+#include "services/common/listen.h"
 #include "services/common/log.h"
 #include "services/common/member_client.h"
 #include "services/common/signals.h"
@@ -153,6 +154,7 @@ class Process {
     const ServiceFlags& flags = context_.flags;
     RETURN_IF_ERROR(
         InitLogging({.name = flags.name, .level = flags.log_level, .file = flags.log_file}));
+    RETURN_IF_ERROR(CheckBind(flags.bind));
     RETURN_IF_ERROR(EndWithParent(flags.exit_with_parent));
     if (flags.exit_with_parent != 0) signals_.IgnoreInterrupt();
     if (!flags.run_file.empty()) {

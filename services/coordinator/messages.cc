@@ -87,6 +87,12 @@ v1::SamplingParams EvalSampling(const RunConfig& config) {
   return sampling;
 }
 
+void EndWithContext(int64_t num_prompt, const RunConfig& config, v1::SamplingParams* sampling) {
+  const int64_t left = std::max<int64_t>(config.model.max_sequence_length - num_prompt, 1);
+  sampling->set_max_tokens(static_cast<int32_t>(std::min<int64_t>(sampling->max_tokens(), left)));
+  sampling->set_min_tokens(std::min(sampling->min_tokens(), sampling->max_tokens()));
+}
+
 RolloutCollector::RolloutCollector(uint32_t num_samples, int64_t max_tokens)
     : max_tokens_(max_tokens), rollouts_(num_samples) {
   for (uint32_t i = 0; i < num_samples; ++i) rollouts_[i].sample_index = i;

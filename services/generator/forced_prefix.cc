@@ -91,7 +91,9 @@ absl::StatusOr<std::vector<int32_t>> CheckForcedPrefix(const v1::SampleRequest& 
   }
   if (prefix.finish_reason() != v1::FINISH_REASON_UNSPECIFIED &&
       prefix.finish_reason() != v1::FINISH_REASON_ABORTED) {
-    return Invalid(field, ".finish_reason is ", v1::FinishReason_Name(prefix.finish_reason()),
+    const std::string& known = v1::FinishReason_Name(prefix.finish_reason());
+    const std::string name = known.empty() ? absl::StrCat(prefix.finish_reason()) : known;
+    return Invalid(field, ".finish_reason is ", name,
                    ": expected a completion that hasn't ended (none, or FINISH_REASON_ABORTED)");
   }
   RETURN_IF_ERROR(CheckIds(prefix, field, limits));

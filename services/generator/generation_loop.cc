@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "engine/weights/version.h"
 #include "services/common/log.h"
 
 namespace stretto::services {
@@ -42,6 +43,8 @@ void Generation::Add(uint32_t sample_index, const Event& event, bool truncated) 
     return;
   }
   update.finished = event.reason;
+  update.stop_id = event.stop_id;
+  update.stop_string = event.stop_string;
   update.cached_prompt_tokens = event.cached_prompt_tokens;
   if (!event.status.ok()) update.error = std::string(event.status.message());
   urgent_ = true;
@@ -86,7 +89,10 @@ GenerationLoop::GenerationLoop(std::unique_ptr<engine::InferenceEngine> engine, 
           "Of them, those that the prefix cache or another of the same prompt had computed.")),
       running_(metrics->gauge("stretto_generator_running", "Rollouts being decoded.")),
       queued_(metrics->gauge("stretto_generator_queued", "Rollouts that wait.")),
+      blocks_(metrics->gauge("stretto_generator_blocks", "KV blocks altogether.")),
       free_blocks_(metrics->gauge("stretto_generator_free_blocks", "Free KV blocks.")),
+      cached_blocks_(metrics->gauge("stretto_generator_cached_blocks",
+                                    "Free KV blocks that the prefix cache may still use.")),
       version_gauge_(metrics->gauge("stretto_policy_version", "Policy version in use.")),
       speculation_metrics_(metrics),
       latency_metrics_(metrics) {
@@ -163,7 +169,9 @@ void GenerationLoop::Measure(absl::Span<const Event> events, int64_t start_ns) {
     Target& target = found->second;
     const int64_t num_new = std::exchange(target.num_new, 0);
     if (num_new > 0) latency_metrics_.Tokens(&target.times, num_new, now_ns);
-    if (event.kind == Event::Kind::kFinished) latency_metrics_.Ended(target.times, now_ns);
+    if (event.kind == Event::Kind::kFinished) {
+      latency_metrics_.Ended(target.times, event.reason, now_ns);
+    }
   }
 }
 
@@ -196,6 +204,8 @@ void GenerationLoop::Publish() {
   published_ = stats;
   running_.Set(static_cast<double>(stats.num_running));
   queued_.Set(static_cast<double>(stats.num_queued));
+  blocks_.Set(static_cast<double>(stats.blocks_total));
+  cached_blocks_.Set(static_cast<double>(stats.blocks_cached));
   free_blocks_.Set(static_cast<double>(stats.blocks_total - stats.blocks_used));
   version_gauge_.Set(static_cast<double>(engine_->version()));
   speculation_metrics_.Publish(stats.speculation, now_ns);
@@ -217,10 +227,9 @@ absl::Status GenerationLoop::SubmitOnThread(GenerationRequest& request,
   if (request.expected_version >= 0 &&
       (request.expected_version != engine_->version() ||
        (!request.expected_hash.empty() && request.expected_hash != engine_->weights_hash()))) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("version ", request.expected_version, " (", request.expected_hash,
-                     ") is expected, version ", engine_->version(), " (", engine_->weights_hash(),
-                     ") is in use"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        engine::VersionName(request.expected_version, request.expected_hash), " is expected, ",
+        engine::VersionName(engine_->version(), engine_->weights_hash()), " is in use"));
   }
   const engine::SamplingParams& sampling = request.sampling;
   const bool truncated = sampling.temperature > 0 &&

@@ -61,7 +61,8 @@ struct SampleUpdate {
   std::string text;
   std::optional<engine::FinishReason> finished;
   std::string error;
-  int32_t cached_prompt_tokens = 0;  // with `finished`
+  int32_t stop_id = -1, stop_string = -1;  // with `finished`; as engine::Event's
+  int32_t cached_prompt_tokens = 0;        // with `finished`
 };
 
 // One call's results. Thread-safe; written by the engine thread, read by the call's.
@@ -155,7 +156,7 @@ class GenerationLoop {
 
   Counter tokens_total_, prompt_tokens_total_, preemptions_total_;
   Counter prefix_query_tokens_, prefix_hit_tokens_;
-  Gauge running_, queued_, free_blocks_, version_gauge_;
+  Gauge running_, queued_, blocks_, free_blocks_, cached_blocks_, version_gauge_;
   SpeculationMetrics speculation_metrics_;
   LatencyMetrics latency_metrics_;
   std::vector<uint64_t> not_begun_;  // the engine thread's

@@ -18,7 +18,17 @@ LatencyMetrics::Series LatencyMetrics::Make(Metrics* metrics, const char* api) {
                              "the time.",
                              labels),
       .request = metrics->histogram("stretto_generator_request_seconds",
-                                    "From a completion's request to its end.", labels)};
+                                    "From a completion's request to its end.", labels),
+      .ended = {Ends(metrics, api, engine::FinishReason::kStop),
+                Ends(metrics, api, engine::FinishReason::kLength),
+                Ends(metrics, api, engine::FinishReason::kAborted),
+                Ends(metrics, api, engine::FinishReason::kError)}};
+}
+
+Counter LatencyMetrics::Ends(Metrics* metrics, const char* api, engine::FinishReason reason) {
+  return metrics->counter("stretto_generator_completions_total",
+                          "Completions that have ended, by the reason.",
+                          {{"api", api}, {"finish_reason", std::string(engine::Name(reason))}});
 }
 
 LatencyMetrics::LatencyMetrics(Metrics* metrics)
@@ -39,7 +49,9 @@ void LatencyMetrics::Tokens(CompletionTimes* times, int64_t num_tokens, int64_t 
   times->last_token_ns = now_ns;
 }
 
-void LatencyMetrics::Ended(const CompletionTimes& times, int64_t now_ns) const {
+void LatencyMetrics::Ended(const CompletionTimes& times, engine::FinishReason reason,
+                           int64_t now_ns) const {
+  Of(times.api).ended[static_cast<size_t>(reason)].Add();
   Of(times.api).request.Observe(Seconds(now_ns - times.submitted_ns));
 }
 }  // namespace stretto::services

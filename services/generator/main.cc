@@ -1,5 +1,6 @@
 // stretto-generator: writes rollouts for a run (--run FILE), or serves one model by itself
 // (--model PATH), in which case it needs no coordinator.
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 
@@ -25,12 +26,24 @@ namespace stretto::services {
 namespace {
 class Decoder final : public engine::TextDecoder {
  public:
-  explicit Decoder(const engine::Tokenizer& tokenizer) : decoder_(tokenizer) {}
-  std::string Push(int32_t token) override { return decoder_.Push(token); }
+  Decoder(const engine::PromptEncoder& prompts, const engine::SamplingParams& sampling)
+      : decoder_(prompts.tokenizer(), sampling.skip_special_tokens) {
+    if (sampling.skip_special_tokens || sampling.keep_stop_string) return;
+    left_out_ = sampling.stop_ids;
+    const std::vector<int32_t>& eos = prompts.stop_ids();
+    if (!sampling.ignore_eos) left_out_.insert(left_out_.end(), eos.begin(), eos.end());
+    const auto is_text = [&](int32_t id) { return !prompts.tokenizer().IsSpecial(id); };
+    left_out_.erase(std::remove_if(left_out_.begin(), left_out_.end(), is_text), left_out_.end());
+  }
+  std::string Push(int32_t token) override {
+    const bool ends = std::find(left_out_.begin(), left_out_.end(), token) != left_out_.end();
+    return ends ? "" : decoder_.Push(token);
+  }
   std::string Finish() override { return decoder_.Finish(); }
 
  private:
   engine::StreamDecoder decoder_;
+  std::vector<int32_t> left_out_;  // special tokens that end the completion
 };
 
 absl::StatusOr<engine::SwapPolicy> ParseSwapPolicy(const std::string& name) {
@@ -133,18 +146,18 @@ class GeneratorProgram final : public Service {
         static_cast<int32_t>(std::max(cluster_.prefill_tokens, cluster_.max_running));
     options.max_queued = max_queued_;
     options.eos_ids = host_->prompts->stop_ids();
-    options.text_decoder = [this] {
-      return std::make_unique<Decoder>(host_->prompts->tokenizer());
+    options.text_decoder = [this](const engine::SamplingParams& sampling) {
+      return std::make_unique<Decoder>(*host_->prompts, sampling);
     };
     ASSIGN_OR_RETURN(speculation_, OpenSpeculation(*host_, cluster_.speculation,
                                                    cluster_.draft_model, cluster_.draft_tokens));
     options.speculation = speculation_.options;
     ASSIGN_OR_RETURN(auto engine, engine::InferenceEngine::Create(
                                       *host_->transformer, policy_->CurrentWeights(), options));
-    kv_cache_tokens_ = engine->stats().blocks_total * engine::kBlockTokens;
-    LogInfo("context of ", Context(), " tokens, KV cache of ", kv_cache_tokens_, ", at most ",
-            options.max_running, " sequences at once, ", host_->transformer->device().num_threads(),
-            " threads");
+    context_ = engine->max_context();
+    LogInfo("context of ", context_, " tokens, KV cache of ",
+            engine->stats().blocks_total * engine::kBlockTokens, ", at most ", options.max_running,
+            " sequences at once, ", host_->transformer->device().num_threads(), " threads");
     loop_ = std::make_unique<GenerationLoop>(std::move(engine), context.metrics);
     constraints_ = std::make_unique<engine::ConstraintCache>([this] {
       return engine::TokenTrie::Of(host_->prompts->tokenizer(), host_->prompts->stop_ids());
@@ -197,12 +210,6 @@ class GeneratorProgram final : public Service {
   }
 
  private:
-  // The longest sequence: no longer than what all of the cache holds, and the token after it.
-  int64_t Context() const {
-    return std::min<int64_t>(host_->transformer->options().max_sequence_length,
-                             kv_cache_tokens_ + 1);
-  }
-
   absl::Status StartHttp(const ServiceContext& context) {
     if (http_port_ < 0) {
       if (!api_keys_.given.empty() || !api_keys_.file.empty()) {
@@ -218,7 +225,7 @@ class GeneratorProgram final : public Service {
     OpenAiApiOptions options;
     ASSIGN_OR_RETURN(options.keys, ApiKeys::Read(api_keys_));
     options.model_name = served_model_name_;
-    options.max_model_len = Context();
+    options.max_model_len = context_;
     options.cors_origins = cors_origins_;
     if (options.model_name.empty()) {
       options.model_name =
@@ -279,7 +286,7 @@ class GeneratorProgram final : public Service {
   std::unique_ptr<GenerationLoop> loop_;
   std::unique_ptr<engine::ConstraintCache> constraints_;
   std::unique_ptr<grpc::Service> service_, weights_service_;
-  int64_t kv_cache_tokens_ = 0;
+  int64_t context_ = 0;  // tokens of prompt and completion together
   int http_port_ = -1;
   std::string served_model_name_;
   std::vector<std::string> cors_origins_;

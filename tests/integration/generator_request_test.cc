@@ -238,9 +238,11 @@ TEST_CASE("bad input is refused with its reason; the batch it would have joined 
   refused([](auto& r) { r.mutable_prompt_ids()->Resize(1 << 20, 5); }, "context");
   refused([](auto& r) { r.clear_samples(); }, "samples");
 
-  // A prompt just below the context length has room for one token.
-  v1::GenerateRequest longest = Make(1, 8);
+  // A prompt just below the context length has room for one token, and more isn't promised.
+  v1::GenerateRequest longest = Make(1, 2);
   longest.mutable_prompt_ids()->Resize(255, 5);
+  CHECK(CodeOf(server, longest) == StatusCode::INVALID_ARGUMENT);
+  longest.mutable_sampling()->set_max_tokens(1);
   const Generated one = Generate(*server.stub, longest);
   CHECK(one.status.ok());
   CHECK(one.completions.at(0).ids_size() == 1);

@@ -298,8 +298,11 @@ TEST_CASE("a source of weights that answers nothing holds up neither a newer ver
     v1::PrepareWeightsResponse response;
     return server.stub->PrepareWeights(&context, request, &response);
   };
-  grpc::Status first, repeated, last;
+  grpc::Status bogus, first, repeated, last;
   const int64_t begin_ms = NowMs();
+  // Newer by far, but nobody has it: the others don't wait for it.
+  std::thread far([&] { bogus = prepare(1'000'000'000, "9", silent.address()); });
+  SleepMs(100);
   std::thread one([&] { first = prepare(1, "1", silent.address()); });
   std::thread repeat([&] { repeated = prepare(1, "1", silent.address()); });
   SleepMs(300);
@@ -320,7 +323,10 @@ TEST_CASE("a source of weights that answers nothing holds up neither a newer ver
   CHECK(server.process->WaitForExit(20000) == 0);
   CHECK(NowMs() - signal_ms < 5000);
   waiting.join();
+  far.join();
   CHECK(last.error_code() == grpc::StatusCode::UNAVAILABLE);
+  CHECK(bogus.error_code() == grpc::StatusCode::UNAVAILABLE);
+  CHECK(bogus.error_message().find("stopping") != std::string::npos);
 }
 
 TEST_CASE("a generator that cannot start says why and exits with 1 or 2") {
@@ -380,6 +386,8 @@ TEST_CASE("a generator that cannot start says why and exits with 1 or 2") {
   SECTION("an address that isn't this machine's") {
     CHECK(run({"--model", model, "--chat-format", "none", "--bind", "192.0.2.1"}) == 2);
     CHECK(log_has("not this machine's"));
+    CHECK(run({"--model", model, "--chat-format", "none", "--bind", "999.1.1.1"}) == 2);
+    CHECK(log_has("] --bind '999.1.1.1' is no address: expected one such as 127.0.0.1"));
   }
   SECTION("a log file on a full disk: it serves all the same") {
     if (!std::filesystem::exists("/dev/full")) return;

@@ -95,6 +95,18 @@ TEST_CASE("where a request ends is never in doubt") {
     CheckError(server.Raw("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), 505);
     CheckError(server.Raw(std::string("\x16\x03\x01\x02\x00\x01", 6)), 400);  // TLS
   }
+  SECTION("however many requests stand one behind the other, each has its answer") {
+    Connection connection(server.http_port);
+    std::string many;
+    for (int i = 0; i < 2500; ++i) many += "GET /version HTTP/1.1\r\nHost: x\r\n\r\n";
+    std::thread sender([&] { connection.Send(many + Sized("", kBody)); });
+    const std::string answers = connection.ReadAll();
+    sender.join();
+    const std::vector<std::string> parts = absl::StrSplit(answers, "HTTP/1.1 200 OK\r\n");
+    CHECK(parts.size() == 2502);
+    CHECK(absl::StrContains(parts.back(), "Connection: close"));
+    CHECK(absl::StrContains(parts.back(), "text_completion"));
+  }
   SECTION("bodies belong to their request, and requests come one after another") {
     const std::string hidden = "GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n";
     const std::string answers = [&] {

@@ -10,11 +10,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/version.h"
-#include "engine/inference/validation.h"
 #include "nlohmann/json.hpp"
 #include "services/generator/openai/openai_fields.h"
 #include "services/generator/openai/openai_request.h"
@@ -44,15 +45,15 @@ uint64_t Random() {
 class RunningRequest {
  public:
   static absl::StatusOr<std::unique_ptr<RunningRequest>> Start(GenerationLoop* loop,
-                                                               const OpenAiRequest& request) {
+                                                               const OpenAiRequest& request,
+                                                               int64_t max_model_len) {
     auto running = std::make_unique<RunningRequest>(loop, request.n);
     const uint64_t seed = request.seed.has_value() ? *request.seed : Random();
     for (size_t p = 0; p < request.prompts.size(); ++p) {
       GenerationRequest entry;
       entry.prompt_ids = request.prompts[p];
-      entry.sampling = request.sampling;
-      entry.sampling.top_logprobs = request.logprobs ? request.top_logprobs : 0;
-      entry.prompt_logprobs = request.echo && request.logprobs;
+      entry.sampling = SamplingOf(request, p, max_model_len);
+      entry.prompt_logprobs = (request.echo && request.logprobs) || request.prompt_logprobs >= 0;
       entry.run_seed = seed;
       entry.prompt_id = p;
       entry.priority = request.priority;
@@ -209,6 +210,33 @@ bool IsCompletion(absl::string_view path) {
 
 bool IsTokens(absl::string_view path) { return path == "/tokenize" || path == "/detokenize"; }
 
+constexpr const char* kPaths[] = {"/v1/completions", "/v1/chat/completions",
+                                  "/v1/models",      "/tokenize",
+                                  "/detokenize",     "/health",
+                                  "/metrics",        "/version"};
+
+// The path that is meant by one with an address's slashes doubled, one too many at its end, or /v1
+// left out or written twice. Empty: none.
+std::string MeantPath(const std::string& path) {
+  std::string bare = absl::StrReplaceAll(absl::StrCat(path, "/"), {{"//", "/"}});
+  while (absl::StrContains(bare, "//")) bare = absl::StrReplaceAll(bare, {{"//", "/"}});
+  bare.pop_back();
+  bare = absl::StrReplaceAll(bare, {{"/v1/v1/", "/v1/"}});
+  for (const char* known : kPaths) {
+    if (bare == known || absl::StrCat("/v1", bare) == known || bare == absl::StrCat("/v1", known)) {
+      return known;
+    }
+  }
+  return absl::StartsWith(bare, "/v1/models/") ? bare : "";
+}
+
+HttpReply NoSuchPath(const HttpRequest& request) {
+  const std::string meant = MeantPath(request.path);
+  return Error(absl::NotFoundError(
+      absl::StrCat("there is no ", Brief(request.method), " ", Brief(request.path), ": expected ",
+                   meant.empty() ? absl::StrJoin(kPaths, ", ") : Brief(meant))));
+}
+
 // Load balancers and Prometheus ask without a key; what they are told says nothing of requests.
 bool IsOpen(const HttpRequest& request) {
   return request.path == "/health" || request.path == "/metrics" || request.method == "OPTIONS";
@@ -240,19 +268,6 @@ std::string WrongMediaType(const HttpRequest& request) {
 
 absl::Status Draining() {
   return absl::UnavailableError("the generator is draining: it takes no new work; ask another");
-}
-
-// The field of the body that an error of the engine is about.
-absl::Status WithParam(const absl::Status& status, const OpenAiRequest& request) {
-  const auto payload = status.GetPayload(engine::kFieldPayload);
-  if (!payload.has_value()) return status;
-  std::string param(*payload);
-  if (param == "prompt_ids") param = request.chat ? "messages" : "prompt";
-  if (param == "stop_ids") param = "stop_token_ids";
-  if (param == "stop_strings") param = "stop";
-  if (param == "constraint") param = request.constraint_param;
-  if (param == "max_tokens" && !request.max_tokens_param.empty()) param = request.max_tokens_param;
-  return ParamError(param, absl::StrCat("'", param, "': ", status.message()));
 }
 }  // namespace
 
@@ -322,7 +337,8 @@ HttpReply OpenAiApi::Route(const HttpRequest& request) {
     if (IsTokens(path)) return Tokens(request);
     return Complete(request, path == "/v1/chat/completions");
   }
-  const bool is_models = path == "/v1/models" || absl::StartsWith(path, "/v1/models/");
+  const bool is_models =
+      path == "/v1/models" || (absl::StartsWith(path, "/v1/models/") && !absl::EndsWith(path, "/"));
   if (is_models || path == "/health" || path == "/metrics" || path == "/version") {
     if (request.method != "GET" && request.method != "HEAD") {
       return OtherMethod(request, "GET, HEAD, OPTIONS");
@@ -336,8 +352,7 @@ HttpReply OpenAiApi::Route(const HttpRequest& request) {
     return reply;
   }
   if (path == "*") return OtherMethod(request, "GET, HEAD, POST, OPTIONS");
-  return Error(
-      absl::NotFoundError(absl::StrCat("there is no ", Brief(request.method), " ", Brief(path))));
+  return NoSuchPath(request);
 }
 
 absl::StatusOr<OpenAiRequest> OpenAiApi::Parse(const std::string& body, bool chat) {
@@ -358,10 +373,11 @@ HttpReply OpenAiApi::Complete(const HttpRequest& http, bool chat) {
   auto parsed = Parse(http.body, chat);
   if (!parsed.ok()) return Error(parsed.status());
   if (const absl::Status status = CheckModel(parsed->model); !status.ok()) return Error(status);
+  TruncatePrompts(options_.max_model_len, prompts_->tokenizer(), &*parsed);
   if (const absl::Status status = CompileConstraint(&*parsed, http.gone); !status.ok())
     return Error(status);
-  auto running = RunningRequest::Start(loop_, *parsed);
-  if (!running.ok()) return Error(WithParam(running.status(), *parsed));
+  auto running = RunningRequest::Start(loop_, *parsed, options_.max_model_len);
+  if (!running.ok()) return Error(InFieldsOfBody(running.status(), *parsed));
   WriterOptions options;
   options.id = absl::StrFormat("%016x", Random());
   options.model = options_.model_name;
@@ -438,8 +454,8 @@ HttpReply OpenAiApi::Models(const std::string& path) const {
   if (path == "/v1/models") return JsonReply({{"object", "list"}, {"data", Json::array({model})}});
   const absl::string_view name = absl::StripPrefix(path, "/v1/models/");
   if (name == options_.model_name) return JsonReply(model);
-  return Error(
-      absl::NotFoundError(absl::StrCat("the model '", Brief(name), "' isn't served here")));
+  return Error(absl::NotFoundError(absl::StrCat(
+      "the model '", Brief(name), "' isn't served here: expected ", options_.model_name)));
 }
 
 HttpReply OpenAiApi::Health() const {

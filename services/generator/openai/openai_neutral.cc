@@ -11,7 +11,7 @@ using Json = nlohmann::json;
 
 struct Neutral {
   const char* key;
-  std::vector<Json> values;  // beside null
+  std::vector<Json> values;  // beside null, which is as good as leaving it out
   const char* reason;
 };
 
@@ -19,9 +19,15 @@ void Take(Fields& fields, const Neutral& neutral) {
   const Json* value = fields.Take(neutral.key);
   if (value == nullptr) return;
   if (std::count(neutral.values.begin(), neutral.values.end(), *value) > 0) return;
-  std::string expected = "null";
-  for (const Json& allowed : neutral.values) absl::StrAppend(&expected, " or ", allowed.dump());
-  fields.Fail(neutral.key, absl::StrCat(neutral.reason, ": expected ", expected, ", or nothing"));
+  std::string expected;
+  for (size_t i = 0; i < neutral.values.size(); ++i) {
+    const Json& allowed = neutral.values[i];
+    if (std::count(neutral.values.begin(), neutral.values.begin() + static_cast<long>(i), allowed))
+      continue;
+    absl::StrAppend(&expected, expected.empty() ? ": expected " : " or ", allowed.dump());
+  }
+  fields.Fail(neutral.key, absl::StrCat(neutral.reason, expected, expected.empty() ? ": " : ", or ",
+                                        "leave it out"));
 }
 
 const Json kNoList = Json::array(), kNoObject = Json::object();
@@ -35,13 +41,10 @@ void TakeNeutralFields(Fields& fields, int n) {
       {"use_beam_search", {false}, "beam search isn't supported"},
       {"length_penalty", {1}, "beam search isn't supported"},
       {"early_stopping", {false}, "beam search isn't supported"},
-      {"skip_special_tokens", {true}, "special tokens never stand in a text"},
-      {"spaces_between_special_tokens", {true}, "special tokens never stand in a text"},
-      {"prompt_logprobs", {0}, "'echo' with 'logprobs' gives the prompt's log-probs"},
+      {"spaces_between_special_tokens", {true}, "special tokens stand as the tokenizer has them"},
       {"logits_processors", {kNoList}, "code of clients isn't run here"},
       {"bad_words", {kNoList}, "isn't supported ('logit_bias' bars tokens)"},
       {"allowed_token_ids", {}, "isn't supported ('logit_bias' bars tokens)"},
-      {"truncate_prompt_tokens", {}, "prompts aren't cut"},
       {"detokenize", {true}, "answers have their text ('return_token_ids' adds the ids)"},
       {"return_tokens_as_token_ids", {false}, "'return_token_ids' gives the ids"},
       {"guided_grammar", {}, "grammars aren't supported ('guided_regex' and 'guided_json' are)"},
@@ -77,11 +80,8 @@ void TakeNeutralChatFields(Fields& fields) {
       {"reasoning_effort", {"none"}, "isn't supported"},
       {"verbosity", {"medium"}, "isn't supported"},
       {"echo", {false}, "an answer never begins with the conversation"},
-      {"add_generation_prompt", {true}, "a conversation is always answered"},
-      {"continue_final_message", {false}, "a conversation is always answered"},
       {"add_special_tokens", {false}, "the chat format says what is added"},
       {"chat_template", {}, "the chat format is the server's (--chat-format)"},
-      {"chat_template_kwargs", {kNoObject}, "the chat format is the server's (--chat-format)"},
       {"documents", {kNoList}, "isn't supported"},
       {"mm_processor_kwargs", {kNoObject}, kTextOnly}};
   for (const Neutral& neutral : all) Take(fields, neutral);

@@ -6,9 +6,11 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/printable.h"
 #include "base/status.h"
 #include "engine/inference/validation.h"
+#include "services/generator/openai/openai_chat.h"
 #include "services/generator/openai/openai_fields.h"
 #include "services/generator/openai/openai_neutral.h"
 
@@ -52,6 +54,7 @@ void ReadSampling(Fields& fields, engine::SamplingParams* s) {
   fields.Int32List("stop_token_ids", &s->stop_ids);
   fields.Bool("ignore_eos", &s->ignore_eos);
   fields.Bool("include_stop_str_in_output", &s->keep_stop_string);
+  fields.Bool("skip_special_tokens", &s->skip_special_tokens);
   ReadLogitBias(fields, s);
 }
 
@@ -191,25 +194,37 @@ void ReadStream(Fields& fields, OpenAiRequest* request) {
   }
 }
 
+void ReadPromptFields(Fields& fields, OpenAiRequest* request) {
+  fields.Int32("prompt_logprobs", 0, kMaxTopLogprobs, &request->prompt_logprobs);
+  const char* key = "truncate_prompt_tokens";
+  if (fields.Int32(key, -1, kMaxTokens, &request->truncate_prompt_tokens) &&
+      request->truncate_prompt_tokens == 0) {
+    fields.Fail(key,
+                "expected 1 or more, the last tokens to keep, or -1 for what the context has "
+                "room for");
+  }
+}
+
 // What both kinds of request have.
 void ReadCommon(const std::string& body, Fields& fields, OpenAiRequest* request) {
   fields.String("model", &request->model);
   fields.Int32("n", 1, kMaxChoices, &request->n);
   int64_t seed = 0;
-  if (fields.Int("seed", INT64_MIN, INT64_MAX, &seed)) request->seed = static_cast<uint64_t>(seed);
+  // -1 is none, as vLLM's clients write it.
+  if (fields.Int("seed", INT64_MIN, INT64_MAX, &seed) && seed != -1) {
+    request->seed = static_cast<uint64_t>(seed);
+  }
   fields.Int32("priority", INT32_MIN, INT32_MAX, &request->priority);
   fields.Bool("return_token_ids", &request->return_token_ids);
   ReadSampling(fields, &request->sampling);
+  ReadPromptFields(fields, request);
   ConstraintReader(body, request).Read(fields);
   ReadStream(fields, request);
   TakeNeutralFields(fields, request->n);
-}
-
-// Fields that are allowed with the value that changes nothing.
-void Refuse(Fields& fields, const std::string& key, const Json& harmless,
-            const std::string& reason) {
-  const Json* value = fields.Take(key);
-  if (value != nullptr && *value != harmless) fields.Fail(key, reason);
+  // As vLLM: they belong to the whole prompt, which no event of a stream does.
+  if (request->stream && request->prompt_logprobs >= 0) {
+    fields.Fail("prompt_logprobs", "not with 'stream': true");
+  }
 }
 
 bool IsIdList(const Json& value) {
@@ -254,79 +269,27 @@ absl::Status ReadPrompts(const Json* prompt, const engine::PromptEncoder& prompt
   return absl::OkStatus();
 }
 
-// A message's content: a text, or a list of parts that are texts.
-absl::StatusOr<std::string> ReadContent(const Json& message, const std::string& name) {
-  const auto it = message.find("content");
-  if (it != message.end() && it->is_string()) return it->get<std::string>();
-  // As OpenAI's own: an assistant may have said nothing.
-  const bool is_empty = it == message.end() || it->is_null();
-  if (is_empty && message.value("role", Json()) == "assistant") return std::string();
-  if (it == message.end() || !it->is_array()) {
-    return ParamError("messages", absl::StrCat("'", name, ".content': expected a text"));
-  }
-  std::string text;
-  for (const Json& part : *it) {
-    if (!part.is_object() || part.value("type", Json()) != "text" ||
-        !part.value("text", Json()).is_string()) {
-      return ParamError("messages",
-                        absl::StrCat("'", name, ".content': only parts of type text are known"));
-    }
-    text += part["text"].get<std::string>();
-  }
-  return text;
-}
-
-absl::StatusOr<engine::ChatMessage> ReadMessage(const Json& json, const std::string& name) {
-  if (!json.is_object()) {
-    return ParamError("messages", absl::StrCat("'", name, "': expected an object"));
-  }
-  Fields fields(json, name + ".");
-  engine::ChatMessage message;
-  fields.String("role", &message.role);
-  fields.Ignore({"content", "name"});
-  Refuse(fields, "refusal", nullptr, "isn't supported");
-  Refuse(fields, "tool_calls", Json::array(), "tools aren't supported");
-  if (const absl::Status status = fields.Finish(); !status.ok()) {
-    return ParamError("messages", std::string(status.message()));
-  }
-  if (message.role.empty()) {
-    return ParamError("messages", absl::StrCat("'", name, ".role' is missing"));
-  }
-  if (message.role == "developer") message.role = "system";
-  if (message.role != "system" && message.role != "user" && message.role != "assistant") {
-    return ParamError("messages",
-                      absl::StrCat("'", name, ".role' is '", Printable(message.role, 64),
-                                   "': expected system, developer, user or assistant",
-                                   message.role == "tool" ? " (no tools here)" : ""));
-  }
-  ASSIGN_OR_RETURN(message.content, ReadContent(json, name));
-  return message;
-}
-
-absl::StatusOr<std::vector<engine::ChatMessage>> ReadMessages(const Json* list) {
-  if (list == nullptr || !list->is_array() || list->empty()) {
-    return ParamError("messages", "'messages': expected a list of at least one message");
-  }
-  std::vector<engine::ChatMessage> messages;
-  for (size_t i = 0; i < list->size(); ++i) {
-    ASSIGN_OR_RETURN(auto message, ReadMessage((*list)[i], absl::StrCat("messages[", i, "]")));
-    messages.push_back(std::move(message));
-  }
-  return messages;
-}
-
-// Each choice of an echo repeats its prompt's log-probs, which are the server's work and not the
-// client's.
-absl::Status CheckEcho(const OpenAiRequest& request) {
+// Each choice of a completion repeats its prompt's log-probs, which are the server's work and not
+// the client's.
+absl::Status CheckRepeated(const OpenAiRequest& request, const std::string& param,
+                           size_t num_alternatives) {
   size_t num_tokens = 0;
   for (const auto& prompt : request.prompts) num_tokens += prompt.size();
-  const size_t num = num_tokens * static_cast<size_t>(request.n) * LogprobsPerToken(request);
-  if (!request.echo || num <= kMaxAnswerLogprobs) return absl::OkStatus();
+  const size_t num = num_tokens * static_cast<size_t>(request.n) * (1 + num_alternatives);
+  if (num <= kMaxAnswerLogprobs) return absl::OkStatus();
   return ParamError(
-      "echo", absl::StrCat("'echo' with 'logprobs' ", request.top_logprobs, ": ", num_tokens,
-                           " prompt tokens in ", request.n, " choices each are ", num,
-                           " log-probs, more than the ", kMaxAnswerLogprobs,
-                           " of one answer: ask with 'n': 1, for fewer prompts or alternatives"));
+      param, absl::StrCat("'", param, "' with ", num_alternatives, " alternatives: ", num_tokens,
+                          " prompt tokens in ", request.n, " choices each are ", num,
+                          " log-probs, more than the ", kMaxAnswerLogprobs,
+                          " of one answer: ask with 'n': 1, for fewer prompts or alternatives"));
+}
+
+absl::Status CheckPromptLogprobs(const OpenAiRequest& request) {
+  if (request.echo && request.logprobs) {
+    RETURN_IF_ERROR(CheckRepeated(request, "echo", static_cast<size_t>(request.top_logprobs)));
+  }
+  if (request.prompt_logprobs < 0) return absl::OkStatus();
+  return CheckRepeated(request, "prompt_logprobs", static_cast<size_t>(request.prompt_logprobs));
 }
 }  // namespace
 
@@ -341,18 +304,59 @@ std::string ParamOf(const absl::Status& status) {
   return payload.has_value() ? std::string(*payload) : std::string();
 }
 
-absl::StatusOr<std::vector<int32_t>> EncodeChat(const Json* list,
-                                                const engine::PromptEncoder& prompts) {
-  ASSIGN_OR_RETURN(auto messages, ReadMessages(list));
-  auto ids = prompts.EncodeMessages(std::move(messages));
-  if (!ids.ok()) {
-    return ParamError("messages",
-                      absl::StrCat("'messages': ", ids.status().message(),
-                                   absl::IsFailedPrecondition(ids.status())
-                                       ? ", or ask /v1/completions, which needs no template"
-                                       : ""));
+void TruncatePrompts(int64_t max_model_len, const engine::Tokenizer& tokenizer,
+                     OpenAiRequest* request) {
+  if (request->truncate_prompt_tokens == 0) return;
+  int64_t keep = request->truncate_prompt_tokens;
+  if (keep < 0) {
+    const bool asks = !request->max_tokens_param.empty();
+    keep = std::max<int64_t>(max_model_len - (asks ? request->sampling.max_tokens : 1), 1);
   }
-  return ids;
+  for (size_t i = 0; i < request->prompts.size(); ++i) {
+    std::vector<int32_t>& ids = request->prompts[i];
+    const auto size = static_cast<int64_t>(ids.size());
+    if (size <= keep) continue;
+    ids.erase(ids.begin(), ids.begin() + (size - keep));
+    if (request->echo) request->prompt_texts[i] = tokenizer.Decode(ids, /*skip_special=*/false);
+  }
+}
+
+engine::SamplingParams SamplingOf(const OpenAiRequest& request, size_t index,
+                                  int64_t max_model_len) {
+  engine::SamplingParams sampling = request.sampling;
+  if (request.max_tokens_param.empty()) {
+    const int64_t left = max_model_len - static_cast<int64_t>(request.prompts[index].size());
+    // None left is an error that the engine tells.
+    sampling.max_tokens = static_cast<int32_t>(std::clamp<int64_t>(left, 0, sampling.max_tokens));
+  }
+  sampling.top_logprobs =
+      std::max({request.logprobs ? request.top_logprobs : 0, request.prompt_logprobs, 0});
+  return sampling;
+}
+
+absl::Status InFieldsOfBody(const absl::Status& status, const OpenAiRequest& request) {
+  const auto payload = status.GetPayload(engine::kFieldPayload);
+  if (!payload.has_value()) return status;
+  std::vector<std::pair<std::string, std::string>> names = {
+      {"prompt_ids", request.chat ? "messages" : "prompt"},
+      {"stop_ids", "stop_token_ids"},
+      {"stop_strings", "stop"},
+      {"keep_stop_string", "include_stop_str_in_output"},
+      {"top_logprobs", request.chat ? "top_logprobs" : "logprobs"},
+      {"max_tokens", request.max_tokens_param.empty() ? "max_tokens" : request.max_tokens_param}};
+  if (!request.constraint_param.empty()) {
+    names.emplace_back("constraint", request.constraint_param);
+  }
+  std::string param(*payload);
+  for (const auto& [field, name] : names) {
+    if (field == param) {
+      param = name;
+      break;
+    }
+  }
+  // The engine's messages quote nothing of a client's but numbers.
+  const std::string message = absl::StrReplaceAll(status.message(), names);
+  return ParamError(param, absl::StrCat("'", param, "': ", message));
 }
 
 absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
@@ -364,12 +368,14 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
   fields.Bool("echo", &request.echo);
   request.logprobs = fields.Int32("logprobs", 0, kMaxTopLogprobs, &request.top_logprobs);
   request.sampling.max_tokens = kDefaultMaxTokens;
-  fields.Int32("max_tokens", request.echo ? 0 : 1, kMaxTokens, &request.sampling.max_tokens);
+  if (fields.Int32("max_tokens", request.echo ? 0 : 1, kMaxTokens, &request.sampling.max_tokens)) {
+    request.max_tokens_param = "max_tokens";
+  }
   TakeNeutralCompletionFields(fields);
   const Json* prompt = fields.Take("prompt");
   RETURN_IF_ERROR(fields.Finish());
   RETURN_IF_ERROR(ReadPrompts(prompt, prompts, &request));
-  RETURN_IF_ERROR(CheckEcho(request));
+  RETURN_IF_ERROR(CheckPromptLogprobs(request));
   if (request.sampling.max_tokens == 0) {
     request.prompt_only = true;
     request.sampling.max_tokens = 1;
@@ -389,15 +395,19 @@ absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
       request.top_logprobs > 0 && !request.logprobs) {
     fields.Fail("top_logprobs", "only with 'logprobs': true");
   }
-  fields.Int32("max_tokens", 1, kMaxTokens, &request.sampling.max_tokens);
+  if (fields.Int32("max_tokens", 1, kMaxTokens, &request.sampling.max_tokens)) {
+    request.max_tokens_param = "max_tokens";
+  }
   if (fields.Int32("max_completion_tokens", 1, kMaxTokens, &request.sampling.max_tokens)) {
     request.max_tokens_param = "max_completion_tokens";
   }
   TakeNeutralChatFields(fields);
+  const ChatFields chat = ReadChatFields(fields, prompts);
   const Json* list = fields.Take("messages");
   RETURN_IF_ERROR(fields.Finish());
-  ASSIGN_OR_RETURN(auto ids, EncodeChat(list, prompts));
+  ASSIGN_OR_RETURN(auto ids, EncodeChat(list, chat, prompts));
   request.prompts.push_back(std::move(ids));
+  RETURN_IF_ERROR(CheckPromptLogprobs(request));
   return request;
 }
 }  // namespace stretto::services

@@ -38,8 +38,10 @@ struct OpenAiRequest {
   engine::SamplingParams sampling;        // without its constraint
   std::optional<engine::ConstraintSpec> constraint;
   std::string constraint_param;  // the field that it came from
-  std::string max_tokens_param;  // the field that gave max_tokens, where it has another name
-  int n = 1;                     // choices of one prompt
+  // The field that gave max_tokens; empty: none, and a completion has no more than the context
+  // leaves.
+  std::string max_tokens_param;
+  int n = 1;  // choices of one prompt
   std::optional<uint64_t> seed;
   int32_t priority = 0;
   bool stream = false, include_usage = false;
@@ -48,7 +50,22 @@ struct OpenAiRequest {
   bool echo = false;              // completions: the choice begins with the prompt
   bool prompt_only = false;       // echo with max_tokens 0: nothing is generated
   bool return_token_ids = false;  // choices carry ids and the policy version of each token
+  // The log-probs of the prompt's tokens, with so many alternatives (vLLM's field); -1: none.
+  int prompt_logprobs = -1;
+  // The last tokens of a longer prompt stay (vLLM's field); 0: all, -1: as many as leave room.
+  int32_t truncate_prompt_tokens = 0;
 };
+
+// Cuts prompts to what `truncate_prompt_tokens` says.
+void TruncatePrompts(int64_t max_model_len, const engine::Tokenizer& tokenizer,
+                     OpenAiRequest* request);
+
+// How a choice of prompt `index` is drawn, in a context of so many tokens.
+engine::SamplingParams SamplingOf(const OpenAiRequest& request, size_t index,
+                                  int64_t max_model_len);
+
+// What the engine says of a field of its own, in the words of the body: its fields' names.
+absl::Status InFieldsOfBody(const absl::Status& status, const OpenAiRequest& request);
 
 // A token's own and its alternatives.
 inline size_t LogprobsPerToken(const OpenAiRequest& request) {
@@ -60,10 +77,6 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
                                               const engine::PromptEncoder& prompts);
 absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
                                         const engine::PromptEncoder& prompts);
-
-// The prompt that a conversation becomes: the value of `messages`. InvalidArgument, as above.
-absl::StatusOr<std::vector<int32_t>> EncodeChat(const nlohmann::json* messages,
-                                                const engine::PromptEncoder& prompts);
 
 // An InvalidArgument about the body's field `param`; and the field of such an error, or "".
 absl::Status ParamError(const std::string& param, const std::string& message);

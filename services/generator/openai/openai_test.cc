@@ -1,75 +1,16 @@
-// The domain code of the OpenAI-compatible API: bodies to requests, updates to answers.
-#include <algorithm>
+// The domain code of the OpenAI-compatible API: bodies to requests.
 #include <catch2/catch.hpp>
-#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/testing.h"
-#include "nlohmann/json.hpp"
+#include "engine/inference/validation.h"
 #include "services/generator/openai/openai_fields.h"
-#include "services/generator/openai/openai_request.h"
+#include "services/generator/openai/openai_testing.h"
 #include "services/generator/openai/openai_tokens.h"
 #include "services/generator/openai/openai_writer.h"
 
 namespace stretto::services {
-namespace {
-using Json = nlohmann::json;
-
-const engine::PromptEncoder& Prompts() {
-  static const engine::PromptEncoder* encoder = [] {
-    auto files = engine::OpenModel(std::string(STRETTO_SOURCE_DIR) + "/examples/tiny-model");
-    REQUIRE(files.ok());
-    auto made = engine::PromptEncoder::Open(*files, {.chat_format = "none", .system_prompt = ""});
-    REQUIRE(made.ok());
-    return made->release();
-  }();
-  return *encoder;
-}
-
-struct Refusal {
-  std::string message, param;
-};
-Refusal RefusalOf(const Json& body, bool chat = false) {
-  const auto parsed =
-      chat ? ParseChat(body.dump(), Prompts()) : ParseCompletion(body.dump(), Prompts());
-  INFO(body.dump());
-  REQUIRE(!parsed.ok());
-  CHECK(parsed.status().code() == absl::StatusCode::kInvalidArgument);
-  return {std::string(parsed.status().message()), ParamOf(parsed.status())};
-}
-
-// The events of a stream, without their framing; "[DONE]" as a JSON string.
-std::vector<Json> Events(const std::string& stream) {
-  std::vector<Json> events;
-  for (const absl::string_view part : absl::StrSplit(stream, "\n\n")) {
-    if (part.empty()) continue;
-    REQUIRE(absl::StartsWith(part, "data: "));
-    const std::string data(part.substr(6));
-    events.push_back(data == "[DONE]" ? Json(data) : Json::parse(data));
-  }
-  return events;
-}
-
-SampleUpdate Tokens(uint32_t sample, std::vector<int32_t> ids, std::string text) {
-  SampleUpdate update;
-  update.sample_index = sample;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    update.logprobs.push_back(-0.5f - static_cast<float>(i));
-    update.versions.push_back(3);
-    update.top_logprobs.push_back({{ids[i], update.logprobs.back()}, {66, -4.0f}});
-  }
-  update.ids = std::move(ids);
-  update.text = std::move(text);
-  return update;
-}
-SampleUpdate End(SampleUpdate update, engine::FinishReason reason) {
-  update.finished = reason;
-  return update;
-}
-}  // namespace
-
 TEST_CASE("what an answer must match, in every spelling") {
   using Kind = engine::ConstraintSpec::Kind;
   const auto parsed = [](const std::string& field, bool chat = false) {
@@ -127,7 +68,7 @@ TEST_CASE("a completion's fields") {
                   {"top_k", -1},
                   {"min_p", 0.125},
                   {"n", 3},
-                  {"seed", -1},
+                  {"seed", -2},
                   {"stop", "\n"},
                   {"presence_penalty", 1.5},
                   {"frequency_penalty", -1.5},
@@ -161,11 +102,76 @@ TEST_CASE("a completion's fields") {
   CHECK(s.stop_ids == std::vector<int32_t>{9});
   CHECK(s.min_tokens == 1);
   CHECK(r->n == 3);
-  CHECK(r->seed == UINT64_MAX);
+  CHECK(r->seed == UINT64_MAX - 1);
+  CHECK(r->max_tokens_param == "max_tokens");
   CHECK(r->logprobs);
   CHECK(r->top_logprobs == 2);
   CHECK(r->stream);
   CHECK(r->include_usage);
+}
+
+TEST_CASE("a seed of -1 is none, as vLLM's clients mean it") {
+  const auto seed = [](const Json& value) {
+    return ParseCompletion(Json{{"prompt", "1"}, {"seed", value}}.dump(), Prompts())->seed;
+  };
+  CHECK_FALSE(seed(-1).has_value());
+  CHECK_FALSE(seed(nullptr).has_value());
+  CHECK(seed(0) == 0);
+  CHECK(seed(INT64_MIN) == uint64_t{1} << 63);
+}
+
+TEST_CASE("a max_tokens that is given stays, without one the context decides") {
+  const auto tokens = [](const Json& more, bool chat = false) {
+    Json body = chat ? Json{{"messages", {{{"role", "user"}, {"content", "12345"}}}}}
+                     : Json{{"prompt", "12345"}};
+    body.update(more);
+    const auto r =
+        chat ? ParseChat(body.dump(), Prompts()) : ParseCompletion(body.dump(), Prompts());
+    REQUIRE_OK(r);
+    return SamplingOf(*r, 0, 12).max_tokens;
+  };
+  CHECK(tokens(Json::object()) == 7);
+  CHECK(tokens({{"max_tokens", nullptr}}) == 7);
+  CHECK(tokens({{"max_tokens", 5}}) == 5);
+  CHECK(tokens({{"max_tokens", 1000}}) == 1000);  // which the engine refuses
+  CHECK(tokens(Json::object(), true) == 0);       // what the context leaves
+  CHECK(tokens({{"max_completion_tokens", 1000}}, true) == 1000);
+}
+
+TEST_CASE("what the engine refuses is told in the body's words") {
+  OpenAiRequest request;
+  request.chat = true;
+  request.max_tokens_param = "max_completion_tokens";
+  const auto told = [&](const char* field, const char* message) {
+    const absl::Status status = InFieldsOfBody(engine::RefuseField(field, message), request);
+    CHECK(absl::StrContains(status.message(), absl::StrCat("'", ParamOf(status), "': ")));
+    return std::string(status.message());
+  };
+  CHECK(told("stop_strings", "stop_strings has 33 entries") == "'stop': stop has 33 entries");
+  CHECK(told("stop_ids", "stop_ids[0] is -7") == "'stop_token_ids': stop_token_ids[0] is -7");
+  CHECK(told("prompt_ids", "prompt_ids[3] is 61") == "'messages': messages[3] is 61");
+  CHECK(told("min_tokens", "min_tokens is 5 and max_tokens 3") ==
+        "'min_tokens': min_tokens is 5 and max_completion_tokens 3");
+  const absl::Status other = absl::UnavailableError("stop_ids");
+  CHECK(InFieldsOfBody(other, request) == other);
+}
+
+TEST_CASE("the last tokens of a prompt that is cut stay") {
+  const auto cut = [](int keep, const Json& more = Json::object()) {
+    Json body{{"prompt", "123456789"}, {"truncate_prompt_tokens", keep}, {"echo", true}};
+    body.update(more);
+    auto r = ParseCompletion(body.dump(), Prompts());
+    REQUIRE_OK(r);
+    TruncatePrompts(8, Prompts().tokenizer(), &*r);
+    CHECK(Prompts().tokenizer().Decode(r->prompts[0], false) == r->prompt_texts[0]);
+    return r->prompt_texts[0];
+  };
+  CHECK(cut(4) == "6789");
+  CHECK(cut(100) == "123456789");
+  CHECK(cut(-1) == "3456789");  // a token must follow
+  CHECK(cut(-1, {{"max_tokens", 6}}) == "89");
+  CHECK(RefusalOf({{"prompt", "1"}, {"truncate_prompt_tokens", 0}}).param ==
+        "truncate_prompt_tokens");
 }
 
 TEST_CASE("prompts come as text, ids, or lists of them") {
@@ -259,7 +265,7 @@ TEST_CASE("fields that change nothing are taken, with any other value refused by
                      {"skip_special_tokens", true},
                      {"spaces_between_special_tokens", true},
                      {"include_stop_str_in_output", false},
-                     {"prompt_logprobs", 0},
+                     {"prompt_logprobs", nullptr},
                      {"logits_processors", nullptr},
                      {"bad_words", Json::array()},
                      {"allowed_token_ids", nullptr},
@@ -290,17 +296,59 @@ TEST_CASE("fields that change nothing are taken, with any other value refused by
   };
   for (const bool in_chat : {false, true}) {
     refused("use_beam_search", true, in_chat);
-    refused("skip_special_tokens", false, in_chat);
-    refused("prompt_logprobs", 5, in_chat);
+    refused("prompt_logprobs", 21, in_chat);
+    refused("prompt_logprobs", -1, in_chat);
     refused("logits_processors", {"x"}, in_chat);
     refused("bad_words", {"x"}, in_chat);
-    refused("truncate_prompt_tokens", 5, in_chat);
     refused("best_of", 2, in_chat);
   }
   refused("suffix", "x", false);
   refused("tool_choice", "required", true);
   refused("echo", true, true);
-  refused("continue_final_message", true, true);
+  const auto kwargs = [&](const Json& value) {
+    return RefusalOf({{"messages", user}, {"chat_template_kwargs", value}}, true);
+  };
+  CHECK(kwargs({{"enable_thinking", true}}).message ==
+        "'chat_template_kwargs': 'chat_template_kwargs.enable_thinking': the chat format none has "
+        "no thinking (enable_thinking is known)");
+  CHECK(kwargs({{"thinking", true}}).param == "chat_template_kwargs");
+  CHECK(absl::StrContains(kwargs({{"thinking", true}}).message, "enable_thinking is known"));
+  // Each value is told once.
+  CHECK(RefusalOf({{"prompt", "1"}, {"best_of", 2}}).message ==
+        "'best_of': choices aren't drawn beyond 'n': expected 1, or leave it out");
+}
+
+TEST_CASE("how a conversation ends") {
+  const engine::PromptEncoder& prompts = Prompts();
+  const std::vector<engine::ChatMessage> messages{{"user", "1+1"}, {"assistant", "is \n"}};
+  Json body{
+      {"messages",
+       {{{"role", "user"}, {"content", "1+1"}}, {{"role", "assistant"}, {"content", "is \n"}}}}};
+  const auto parsed = [&](const Json& more) {
+    Json whole = body;
+    whole.update(more);
+    const auto r = ParseChat(whole.dump(), prompts);
+    REQUIRE_OK(r);
+    return r->prompts[0];
+  };
+  const auto encoded = [&](engine::ChatEnd end) {
+    return *prompts.EncodeMessages(messages, {.end = end, .enable_thinking = {}});
+  };
+  CHECK(parsed(Json::object()) == encoded(engine::ChatEnd::kAnswer));
+  CHECK(parsed({{"add_generation_prompt", false}}) == encoded(engine::ChatEnd::kMessage));
+  const auto open = encoded(engine::ChatEnd::kOpenMessage);
+  CHECK(parsed({{"continue_final_message", true}}) == open);
+  CHECK(parsed({{"continue_final_message", true}, {"add_generation_prompt", false}}) == open);
+  CHECK(parsed({{"chat_template_kwargs", {{"enable_thinking", false}}}}) ==
+        encoded(engine::ChatEnd::kAnswer));
+  Json both = body;
+  both.update({{"continue_final_message", true}, {"add_generation_prompt", true}});
+  CHECK(RefusalOf(both, true).param == "continue_final_message");
+  body.update({{"continue_final_message", true}});
+  CHECK(Tokenize(body.dump(), prompts, 64)->json["tokens"] == Json(open));
+  Json empty{{"messages", {{{"role", "user"}, {"content", " "}}}},
+             {"continue_final_message", true}};
+  CHECK(absl::StrContains(RefusalOf(empty, true).message, "nothing to go on"));
 }
 
 TEST_CASE("roles, and what an assistant may leave unsaid") {
@@ -414,202 +462,5 @@ TEST_CASE("errors have OpenAI's form") {
   CHECK(ErrorJson(ParamError(huge, huge)).size() < 2000);
   CHECK(RefusalOf({{"prompt", "1"}, {huge, 1}}).message.size() < 200);
   CHECK(RefusalOf({{"prompt", "1"}, {"logit_bias", {{huge, 1}}}}).message.size() < 200);
-}
-
-TEST_CASE("a completion's answer") {
-  OpenAiRequest request;
-  request.prompts = {{10, 11}, {12}};
-  request.n = 2;
-  request.logprobs = true;
-  request.top_logprobs = 2;
-  request.return_token_ids = true;
-  OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
-  const std::string a = Prompts().tokenizer().TokenBytes(40);
-  const std::string b = Prompts().tokenizer().TokenBytes(41);
-  writer.Add(3, Tokens(1, {40}, a));
-  writer.Add(3, End(Tokens(1, {41}, b), engine::FinishReason::kLength));
-  for (const size_t choice : {0, 1, 2}) {
-    writer.Add(choice, End(Tokens(0, {40}, a), engine::FinishReason::kStop));
-  }
-  REQUIRE(writer.failure().ok());
-  const Json json = Json::parse(writer.Whole());
-  CHECK(json["id"] == "cmpl-x");
-  CHECK(json["object"] == "text_completion");
-  CHECK(json["model"] == "m");
-  CHECK(json["system_fingerprint"] == "policy-version-3");
-  REQUIRE(json["choices"].size() == 4);
-  const Json& last = json["choices"][3];
-  CHECK(last["index"] == 3);
-  CHECK(last["text"] == a + b);
-  CHECK(last["finish_reason"] == "length");
-  CHECK(last["logprobs"]["tokens"] == Json({a, b}));
-  CHECK(last["logprobs"]["token_logprobs"] == Json({-0.5, -0.5}));
-  CHECK(last["logprobs"]["text_offset"] == Json({0, 1}));
-  CHECK(last["logprobs"]["top_logprobs"][0].size() == 2);
-  CHECK(last["token_ids"] == Json({40, 41}));
-  CHECK(last["policy_versions"] == Json({3, 3}));
-  CHECK(last["prompt_token_ids"] == Json({12}));
-  CHECK(json["choices"][0]["finish_reason"] == "stop");
-  CHECK(json["usage"]["prompt_tokens"] == 3);
-  CHECK(json["usage"]["completion_tokens"] == 5);
-  CHECK(json["usage"]["total_tokens"] == 8);
-}
-
-TEST_CASE("a chat's stream") {
-  OpenAiRequest request;
-  request.chat = request.stream = request.include_usage = request.logprobs = true;
-  request.top_logprobs = 1;
-  request.prompts = {{10, 11}};
-  OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
-  std::string stream = writer.Begin();
-  CHECK(writer.TakeChunks().empty());
-  writer.Add(0, Tokens(0, {40}, "\xC3\xA4"));
-  stream += writer.TakeChunks();
-  writer.Add(0, Tokens(0, {41}, "b"));
-  writer.Add(0, End(SampleUpdate(), engine::FinishReason::kStop));
-  stream += writer.TakeChunks();
-  stream += writer.End();
-  const std::vector<Json> events = Events(stream);
-  REQUIRE(events.size() == 5);
-  CHECK(events[0]["choices"][0]["delta"]["role"] == "assistant");
-  CHECK(events[0]["object"] == "chat.completion.chunk");
-  CHECK(events[0]["id"] == "chatcmpl-x");
-  CHECK(events[1]["choices"][0]["delta"] == Json{{"content", "\xC3\xA4"}});
-  CHECK(events[1]["choices"][0]["finish_reason"].is_null());
-  CHECK(events[1]["choices"][0]["logprobs"]["content"].size() == 1);
-  CHECK(events[1]["usage"].is_null());
-  CHECK(events[2]["choices"][0]["delta"] == Json{{"content", "b"}});
-  CHECK(events[2]["choices"][0]["finish_reason"] == "stop");
-  CHECK(events[3]["choices"].empty());
-  CHECK(events[3]["usage"]["completion_tokens"] == 2);
-  CHECK(events[4] == "[DONE]");
-}
-
-TEST_CASE("an echoed prompt with its log-probs") {
-  OpenAiRequest request;
-  request.prompts = {{40, 41, 42}};
-  request.prompt_texts = {"abc"};
-  request.echo = request.prompt_only = request.logprobs = true;
-  request.top_logprobs = 1;
-  OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
-  SampleUpdate update = End(Tokens(0, {50}, "z"), engine::FinishReason::kLength);
-  update.prompt_logprobs = {{-1.0f, {{7, -0.25f}}}, {-2.0f, {{42, -2.0f}}}};
-  writer.Add(0, update);
-  const Json choice = Json::parse(writer.Whole())["choices"][0];
-  CHECK(choice["text"] == "abc");
-  CHECK(choice["logprobs"]["token_logprobs"] == Json({nullptr, -1.0, -2.0}));
-  CHECK(choice["logprobs"]["tokens"].size() == 3);
-  CHECK(choice["logprobs"]["top_logprobs"][0].is_null());
-  CHECK(choice["logprobs"]["top_logprobs"][1].size() == 2);
-  CHECK(choice["logprobs"]["top_logprobs"][2].size() == 1);
-  CHECK(choice["finish_reason"] == "length");
-}
-
-TEST_CASE("choices that repeat a prompt's log-probs are written one by one") {
-  OpenAiRequest request;
-  request.prompts = {std::vector<int32_t>(500, 40)};
-  request.prompt_texts = {std::string(500, 'a')};
-  request.echo = request.prompt_only = request.logprobs = request.return_token_ids = true;
-  request.top_logprobs = 20;
-  request.n = 64;
-  OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
-  SampleUpdate first = End(SampleUpdate(), engine::FinishReason::kLength);
-  for (int i = 0; i < 499; ++i) {
-    std::vector<engine::TokenLogprob> top;
-    for (int32_t id = 40; id < 60; ++id) top.push_back({id, -0.5F});
-    first.prompt_logprobs.push_back({-1.5F, std::move(top)});
-  }
-  writer.Add(0, first);
-  for (size_t i = 1; i < 64; ++i) {
-    writer.Add(i, End(SampleUpdate(), engine::FinishReason::kLength));
-  }
-  std::string whole;
-  size_t largest = 0;
-  while (const std::optional<std::string> piece = writer.NextPiece()) {
-    largest = std::max(largest, piece->size());
-    whole += *piece;
-  }
-  CHECK(largest * 60 < whole.size());
-  const Json choices = Json::parse(whole)["choices"];
-  REQUIRE(choices.size() == 64);
-  for (const Json& choice : choices) {
-    CHECK(choice["logprobs"] == choices[0]["logprobs"]);
-    CHECK(choice["text"] == request.prompt_texts[0]);
-    CHECK(choice["prompt_token_ids"].size() == 500);
-  }
-  CHECK(choices[0]["logprobs"]["top_logprobs"].size() == 500);
-  CHECK(choices[0]["logprobs"]["text_offset"][499] == 499);
-}
-
-TEST_CASE("a stream of many choices comes in pieces") {
-  OpenAiRequest request;
-  request.prompts = {std::vector<int32_t>(4000, 40)};
-  request.prompt_texts = {std::string(100000, 'a')};
-  request.echo = request.stream = true;
-  request.n = 100;
-  OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
-  std::string stream;
-  int num_pieces = 0;
-  for (; writer.HasChunks(); ++num_pieces) {
-    const std::string piece = writer.TakeChunks();
-    CHECK(piece.size() < 3 << 19);
-    stream += piece;
-  }
-  CHECK(num_pieces > 5);
-  CHECK(Events(stream).size() == 100);
-}
-
-TEST_CASE("an answer has so many log-probs and no more") {
-  const Json prompt(std::vector<int32_t>(1000, 40));
-  const auto echo = [&](int n) {
-    return Json{{"prompt", prompt}, {"echo", true}, {"logprobs", 20}, {"max_tokens", 0}, {"n", n}};
-  };
-  const Refusal refusal = RefusalOf(echo(128));
-  CHECK(refusal.param == "echo");
-  CHECK(absl::StrContains(refusal.message, "2688000 log-probs"));
-  CHECK(ParseCompletion(echo(64).dump(), Prompts()).ok());
-  Json without = echo(128);
-  without.erase("logprobs");
-  CHECK(ParseCompletion(without.dump(), Prompts()).ok());
-
-  // Of tokens that are generated, those of a stream are sent as they come.
-  for (const bool stream : {false, true}) {
-    OpenAiRequest request;
-    request.prompts = {{40}};
-    request.logprobs = true;
-    request.top_logprobs = 20;
-    request.stream = stream;
-    OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
-    for (int i = 0; i < 9; ++i) {
-      CHECK(writer.failure().ok());
-      writer.Add(0, Tokens(0, std::vector<int32_t>(11200, 41), ""));
-    }
-    CHECK(writer.failure().ok() == stream);
-    if (!stream) CHECK(ParamOf(writer.failure()) == "logprobs");
-  }
-}
-
-TEST_CASE("a choice that fails makes the answer an error") {
-  OpenAiRequest request;
-  request.prompts = {{40}};
-  request.stream = true;
-  OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
-  SampleUpdate update = End(Tokens(0, {50}, "z"), engine::FinishReason::kError);
-  update.error = "not finite";
-  writer.Add(0, update);
-  CHECK(writer.failure().code() == absl::StatusCode::kInternal);
-  CHECK(Events(writer.End())[0]["error"]["message"] == "not finite");
-}
-
-TEST_CASE("half a character in a token's text is no half character in the answer") {
-  OpenAiRequest request;
-  request.prompts = {{40}};
-  request.logprobs = true;
-  OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
-  for (int32_t id = 0; id < Prompts().tokenizer().vocab_size(); ++id) {
-    writer.Add(0, Tokens(0, {id}, ""));
-  }
-  writer.Add(0, End(SampleUpdate(), engine::FinishReason::kLength));
-  CHECK(!Json::parse(writer.Whole(), nullptr, false).is_discarded());
 }
 }  // namespace stretto::services

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "services/generator/openai/openai_chat.h"
 #include "services/generator/openai/openai_fields.h"
 #include "services/generator/openai/openai_request.h"
 
@@ -31,7 +32,7 @@ absl::StatusOr<TokensAnswer> Tokenize(const std::string& body, const engine::Pro
   TokensAnswer answer;
   Fields fields(json);
   std::string text;
-  bool add_special_tokens = true, strings = false, generation_prompt = true;
+  bool add_special_tokens = true, strings = false;
   fields.String("model", &answer.model);
   const bool has_text = fields.String("prompt", &text);
   const Json* messages = fields.Take("messages");
@@ -39,15 +40,17 @@ absl::StatusOr<TokensAnswer> Tokenize(const std::string& body, const engine::Pro
   if (fields.Bool("add_special_tokens", &add_special_tokens) && chat && add_special_tokens) {
     fields.Fail("add_special_tokens", "the chat format says what is added: expected false");
   }
-  if (fields.Bool("add_generation_prompt", &generation_prompt) && !generation_prompt) {
-    fields.Fail("add_generation_prompt", "a conversation is always answered: expected true");
+  const ChatFields how = ReadChatFields(fields, prompts);
+  for (const char* key :
+       {"add_generation_prompt", "continue_final_message", "chat_template_kwargs"}) {
+    if (!chat && fields.Take(key) != nullptr) fields.Fail(key, "only with 'messages'");
   }
   fields.Bool("return_token_strs", &strings);
   if (has_text == chat) fields.Fail("prompt", "expected either 'prompt', a text, or 'messages'");
   RETURN_IF_ERROR(fields.Finish());
   std::vector<int32_t> ids;
   if (chat) {
-    ASSIGN_OR_RETURN(ids, EncodeChat(messages, prompts));
+    ASSIGN_OR_RETURN(ids, EncodeChat(messages, how, prompts));
   } else {
     ASSIGN_OR_RETURN(ids, EncodeText(prompts, text, add_special_tokens));
   }

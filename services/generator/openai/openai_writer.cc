@@ -148,7 +148,12 @@ std::vector<OpenAiWriter::TokenView> OpenAiWriter::TakeTokens(size_t choice) {
 Json OpenAiWriter::Alternatives(const TokenView& token) const {
   if (token.logprob == nullptr) return nullptr;
   Json alternatives{{TokenString(token.id), *token.logprob}};
-  for (const auto& t : *token.top) alternatives[TokenString(t.token)] = t.logprob;
+  // There may be more for `prompt_logprobs`.
+  const size_t num_top = std::min(token.top->size(), static_cast<size_t>(request_.top_logprobs));
+  for (size_t i = 0; i < num_top; ++i) {
+    const engine::TokenLogprob& other = (*token.top)[i];
+    alternatives[TokenString(other.token)] = other.logprob;
+  }
   return alternatives;
 }
 
@@ -191,6 +196,29 @@ std::string OpenAiWriter::Logprobs(size_t choice) {
   return text + "}";
 }
 
+// As vLLM: by the tokens' ids, the first token's is null. How many tokens are likelier than one
+// that isn't among the likeliest isn't counted: its rank is null.
+std::string OpenAiWriter::PromptLogprobs(size_t prompt) const {
+  const std::vector<int32_t>& ids = request_.prompts[prompt];
+  const std::vector<engine::PromptLogprob>& known = prompt_logprobs_[prompt];
+  std::string text = "[null";
+  for (size_t i = 0; i < std::min(known.size(), ids.size() - 1); ++i) {
+    Json entry = Json::object();
+    const auto add = [&](int32_t id, float logprob, const Json& rank) {
+      entry[absl::StrCat(id)] = {
+          {"logprob", logprob}, {"rank", rank}, {"decoded_token", TokenString(id)}};
+    };
+    add(ids[i + 1], known[i].logprob, nullptr);
+    const std::vector<engine::TokenLogprob>& top = known[i].top;
+    for (size_t k = 0; k < std::min(top.size(), static_cast<size_t>(request_.prompt_logprobs));
+         ++k) {
+      add(top[k].token, top[k].logprob, k + 1);
+    }
+    absl::StrAppend(&text, ",", Dump(entry));
+  }
+  return text + "]";
+}
+
 void OpenAiWriter::AddTokens(size_t choice, const SampleUpdate& update) {
   Choice& out = choices_[choice];
   out.text += update.text;
@@ -207,7 +235,10 @@ void OpenAiWriter::AddTokens(size_t choice, const SampleUpdate& update) {
     Token& token = out.tokens.emplace_back();
     token.id = update.ids[i];
     token.logprob = update.logprobs[i];
-    if (i < update.top_logprobs.size()) token.top = update.top_logprobs[i];
+    if (i >= update.top_logprobs.size()) continue;
+    const std::vector<engine::TokenLogprob>& top = update.top_logprobs[i];
+    const size_t num_top = std::min(top.size(), static_cast<size_t>(request_.top_logprobs));
+    token.top.assign(top.begin(), top.begin() + static_cast<ptrdiff_t>(num_top));
   }
 }
 
@@ -223,7 +254,7 @@ void OpenAiWriter::CountLogprobs(size_t num_tokens) {
 }
 
 void OpenAiWriter::Add(size_t choice, const SampleUpdate& update) {
-  if (request_.echo && request_.logprobs && !update.prompt_logprobs.empty()) {
+  if (!update.prompt_logprobs.empty()) {
     // They come with the first sample and are those of its siblings as well.
     prompt_logprobs_[PromptOf(choice)] = update.prompt_logprobs;
     for (size_t i = 0; i < static_cast<size_t>(request_.n); ++i)
@@ -234,6 +265,13 @@ void OpenAiWriter::Add(size_t choice, const SampleUpdate& update) {
   Choice& out = choices_[choice];
   out.changed = true;
   out.finish_reason = request_.prompt_only ? "length" : FinishName(*update.finished);
+  if (request_.prompt_only) {
+    // What was drawn isn't told.
+  } else if (update.stop_string >= 0) {
+    out.stop_reason = request_.sampling.stop_strings[static_cast<size_t>(update.stop_string)];
+  } else if (update.stop_id >= 0) {
+    out.stop_reason = update.stop_id;
+  }
   // The other choices share the first one's prompt, which is counted once.
   if (choice % static_cast<size_t>(request_.n) == 0) cached_tokens_ += update.cached_prompt_tokens;
   if (*update.finished == engine::FinishReason::kError) {
@@ -250,7 +288,8 @@ std::string OpenAiWriter::TakeChoice(size_t index, bool chunk) {
                          ? absl::StrCat(request_.prompt_texts[PromptOf(index)], choice.text)
                          : std::move(choice.text);
   Json json{{"index", index},
-            {"finish_reason", choice.finish_reason.empty() ? Json() : Json(choice.finish_reason)}};
+            {"finish_reason", choice.finish_reason.empty() ? Json() : Json(choice.finish_reason)},
+            {"stop_reason", choice.stop_reason}};
   if (!request_.chat) {
     json["text"] = std::move(text);
   } else if (chunk) {
@@ -267,6 +306,10 @@ std::string OpenAiWriter::TakeChoice(size_t index, bool chunk) {
   }
   std::string written =
       absl::StrCat("{\"logprobs\":", Logprobs(index), ",", absl::string_view(Dump(json)).substr(1));
+  if (request_.prompt_logprobs >= 0 && !request_.chat) {
+    written.pop_back();
+    absl::StrAppend(&written, ",\"prompt_logprobs\":", PromptLogprobs(PromptOf(index)), "}");
+  }
   Choice next;
   next.num_prompt_tokens = choice.num_prompt_tokens;
   next.text_offset = choice.text_offset;
@@ -303,7 +346,11 @@ std::optional<std::string> OpenAiWriter::NextPiece() {
   }
   Json json = Envelope(/*chunk=*/false);
   json["usage"] = Usage();
-  return absl::StrCat("],", absl::string_view(Dump(json)).substr(1));
+  std::string end = "],";
+  if (request_.prompt_logprobs >= 0 && request_.chat) {
+    absl::StrAppend(&end, "\"prompt_logprobs\":", PromptLogprobs(0), ",");
+  }
+  return absl::StrCat(end, absl::string_view(Dump(json)).substr(1));
 }
 
 std::string OpenAiWriter::Whole() {

@@ -54,6 +54,7 @@ class OpenAiWriter {
     // Of the object that is written next.
     std::string text;
     std::string finish_reason;  // empty: not ended
+    nlohmann::json stop_reason;
     std::vector<Token> tokens;  // where log-probs are asked for
     std::vector<int32_t> ids;
     std::vector<int64_t> versions;
@@ -78,6 +79,7 @@ class OpenAiWriter {
   nlohmann::json Alternatives(const TokenView& token) const;
   std::string Logprobs(size_t choice);
   std::string ChatLogprobs(const std::vector<TokenView>& tokens) const;
+  std::string PromptLogprobs(size_t prompt) const;
   std::string TakeChoice(size_t index, bool chunk);
   nlohmann::json Envelope(bool chunk) const;
   nlohmann::json Usage() const;
@@ -87,7 +89,7 @@ class OpenAiWriter {
   const engine::Tokenizer& tokenizer_;
   const WriterOptions options_;
   std::vector<Choice> choices_;
-  // Of echoed prompts: the choices of one share them.
+  // Where they are asked for: the choices of one prompt share them.
   std::vector<std::vector<engine::PromptLogprob>> prompt_logprobs_;
   size_t num_logprobs_ = 0, next_piece_ = 0;
   int64_t completion_tokens_ = 0, cached_tokens_ = 0, version_ = -1;

@@ -1,0 +1,146 @@
+// What the OpenAI-compatible API promises of its numbers, fields and paths: a real process.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <cstdlib>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+#include "tests/integration/http_server.h"
+
+namespace stretto::testing {
+using Server = HttpServer;
+
+TEST_CASE("one number is the context, over HTTP and gRPC") {
+  Server server;
+  CHECK(server.Get("/v1/models").json()["data"][0]["max_model_len"] == 256);
+  const auto stub = Connect<v1::Generator>(absl::StrCat("127.0.0.1:", server.port));
+  for (const int num_prompt : {1, 200, 255}) {
+    const std::vector<int32_t> prompt(static_cast<size_t>(num_prompt), 21);
+    const int left = 256 - num_prompt;
+    Json body{{"prompt", prompt}, {"max_tokens", left}, {"ignore_eos", true}};
+    const Answer all = server.Complete(body);
+    INFO(all.body.substr(0, 300));
+    REQUIRE(all.status == 200);
+    CHECK(all.json()["usage"]["completion_tokens"] == left);
+    body["max_tokens"] = left + 1;
+    const Answer more = server.Complete(body);
+    CHECK(more.status == 400);
+    CHECK(more.json()["error"]["param"] == "max_tokens");
+    CHECK(absl::StrContains(more.body, absl::StrCat("together 257, more than a context of 256")));
+    const grpc::Status refused = Generate(*stub, MakeGenerateRequest(prompt, 1, left + 1)).status;
+    CHECK(refused.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+    CHECK(absl::StrContains(refused.error_message(), "together 257"));
+    body.erase("max_tokens");
+    CHECK(server.Complete(body).json()["usage"]["completion_tokens"] == std::min(left, 16));
+  }
+  const Answer chat = server.Chat(
+      {{"messages", {{{"role", "user"}, {"content", "1"}}}}, {"max_completion_tokens", 256}});
+  CHECK(chat.json()["error"]["param"] == "max_completion_tokens");
+  CHECK(absl::StrContains(chat.body, "max_completion_tokens is 256"));
+}
+
+TEST_CASE("what ended an answer, special tokens, and log-probs of a prompt") {
+  Server server;
+  const auto choice = [&server](Json body) {
+    body.update({{"prompt", "1+1="}, {"max_tokens", 30}, {"seed", 1}});
+    const Answer answer = server.Complete(body);
+    INFO(answer.body);
+    REQUIRE(answer.status == 200);
+    return answer.json()["choices"][0];
+  };
+  // The test model's token of a byte is one more than it; 256 bytes, then what is special.
+  const Json by_text = choice({{"logit_bias", {{"98", 1000}}}, {"stop", {"x", "aa"}}});
+  CHECK(by_text["stop_reason"] == "aa");
+  CHECK(by_text["finish_reason"] == "stop");
+  CHECK(choice({{"logit_bias", {{"98", 1000}}}, {"stop_token_ids", {98}}})["stop_reason"] == 98);
+  CHECK(choice({{"logit_bias", {{"98", 1000}}}})["stop_reason"].is_null());
+  const Json eos = choice({{"logit_bias", {{"0", 1000}}}, {"skip_special_tokens", false}});
+  CHECK(eos["finish_reason"] == "stop");
+  CHECK(eos["stop_reason"].is_null());
+  CHECK(eos["text"] == "");
+  const Json shown = choice({{"logit_bias", {{"0", 1000}}},
+                             {"skip_special_tokens", false},
+                             {"include_stop_str_in_output", true}});
+  CHECK(shown["text"] == server.Post("/detokenize", R"({"tokens": [0]})").json()["prompt"]);
+  CHECK(shown["text"] != "");
+  const Json ignored =
+      choice({{"logit_bias", {{"0", 1000}}}, {"skip_special_tokens", false}, {"ignore_eos", true}});
+  CHECK(ignored["text"].get<std::string>().size() == 30 * shown["text"].get<std::string>().size());
+  CHECK(choice({{"logit_bias", {{"0", 1000}}}, {"ignore_eos", true}})["text"] == "");
+
+  const Json logprobs = choice({{"prompt_logprobs", 2}, {"logprobs", 1}, {"echo", true}});
+  const Json& told = logprobs["prompt_logprobs"];
+  REQUIRE(told.size() == 4);
+  CHECK(told[0].is_null());
+  const int32_t second = '+' + 1;
+  CHECK(told[1][absl::StrCat(second)]["logprob"] == logprobs["logprobs"]["token_logprobs"][1]);
+  CHECK(logprobs["logprobs"]["top_logprobs"][1].size() <= 2);
+  const Answer chat = server.Chat({{"messages", {{{"role", "user"}, {"content", "1+1="}}}},
+                                   {"prompt_logprobs", 0},
+                                   {"max_tokens", 1}});
+  CHECK(chat.json()["prompt_logprobs"][1][absl::StrCat(second)]["logprob"] ==
+        told[1][absl::StrCat(second)]["logprob"]);
+}
+
+TEST_CASE("a form that is being compiled doesn't hold up the end") {
+  Server server({"--grace-ms", "20000"});
+  // The work of about a second.
+  const Json body{{"prompt", "1"},
+                  {"guided_regex", "(a|b|[0-9]{1,400}){1,60}(a|b|[0-9]{1,400}){1,61}"}};
+  Connection connection(server.http_port);
+  connection.Send(RawPost("/v1/completions", body.dump()));
+  SleepMs(100);
+  const int64_t signal_ms = NowMs();
+  server.process->Signal(SIGTERM);
+  const Answer answer = Parse(connection.ReadAll());
+  CHECK(server.process->WaitForExit(20000) == 0);
+  CHECK(NowMs() - signal_ms < 5000);
+  INFO(answer.body);
+  CHECK((answer.status == 503 || answer.status == 400));  // a quick machine has refused it
+}
+
+TEST_CASE("every path says what it answers, and what is meant by another") {
+  Server server;
+  const auto ask = [&server](const std::string& method, const std::string& path) {
+    return server.Raw(
+        absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+  };
+  for (const std::string path :
+       {"/v1/models", "/v1/models/policy", "/health", "/metrics", "/version"}) {
+    INFO(path);
+    CHECK(ask("HEAD", path).status == 200);
+    CHECK(ask("HEAD", path).body.empty());
+    CHECK(ask("PUT", path).status == 405);
+    const Answer options = ask("OPTIONS", path);
+    CHECK(options.status == 204);
+    CHECK(absl::StrContains(options.headers, "Allow: GET, HEAD, OPTIONS"));
+  }
+  for (const std::string path :
+       {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}) {
+    INFO(path);
+    const Answer head = ask("HEAD", path);
+    CHECK(head.status == 405);
+    CHECK(head.body.empty());
+    CHECK(absl::StrContains(head.headers, "Allow: POST, OPTIONS"));
+    const Answer options = ask("OPTIONS", path);
+    CHECK(options.status == 204);
+    CHECK(absl::StrContains(options.headers, "Allow: POST, OPTIONS"));
+  }
+  const auto hint = [&](const std::string& path) {
+    const Answer answer = ask("GET", path);
+    CHECK(answer.status == 404);
+    return answer.json()["error"]["message"].get<std::string>();
+  };
+  CHECK(absl::EndsWith(hint("/v1/models/"), "expected /v1/models"));
+  CHECK(absl::EndsWith(hint("//v1/models"), "expected /v1/models"));
+  CHECK(absl::EndsWith(hint("/v1/v1/chat/completions"), "expected /v1/chat/completions"));
+  CHECK(absl::EndsWith(hint("/completions/"), "expected /v1/completions"));
+  CHECK(absl::EndsWith(hint("/v1/models/policy/"), "expected /v1/models/policy"));
+  CHECK(absl::EndsWith(hint("/v1/health"), "expected /health"));
+  CHECK(absl::StrContains(hint("/"), "/v1/chat/completions, /v1/models"));
+  CHECK(absl::EndsWith(hint("/v1/models/other"), "expected policy"));
+  CHECK(ask("OPTIONS", "/nowhere").status == 404);
+}
+}  // namespace stretto::testing
