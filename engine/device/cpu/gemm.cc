@@ -181,6 +181,7 @@ void RunTask(const Kernels& kernels, const Product& p, const Task& t, int64_t de
 }
 
 constexpr int64_t kMostTiles = kRowBlock;
+using LeastOfTiles = std::array<uint16_t, kMostTiles>;
 
 // The rows of a task, tile after tile, in pieces of k one after another: each [depth][rows of the
 // tile] in f32, or half of it words of gemm_dot.h where `dots` says so.
@@ -207,8 +208,11 @@ class RowsOfTask {
     last_product = product;
     last_row = t_.m0;
     const bool words = p_.b.pairs && p_.a.dtype == DType::kBF16;
+    LeastOfTiles least;
+    least.fill(kNoneSmall);
+    if (words) InterleaveWords(least);
     for (int64_t i = 0; i < tiles_.count; ++i) {
-      dots[static_cast<size_t>(i)] = words && InterleaveWords(i);
+      dots[static_cast<size_t>(i)] = words && SameBitsAsChain(least[i], p_.b.least);
       if (!dots[static_cast<size_t>(i)]) InterleaveFloats(i);
     }
     return rows;
@@ -219,21 +223,28 @@ class RowsOfTask {
     return a_ + t_.rows * k0 + tiles_.Begin(tile) * length;
   }
 
-  // False where words would not do.
-  bool InterleaveWords(int64_t tile) {
-    const int64_t row = t_.m0 + tiles_.Begin(tile);
-    const auto interleave =
-        p_.a_transposed ? kernels_.dot->interleave_columns : kernels_.dot->interleave;
-    uint16_t least = kNoneSmall;
+  void InterleaveWords(LeastOfTiles& least) {
     for (int64_t k0 = 0; k0 < p_.b.k; k0 += depth_) {
       const int64_t length = std::min(depth_, p_.b.k - k0);
-      const Source first = p_.a_transposed ? RowOf(p_.a, k0) + row : RowOf(p_.a, row) + k0;
-      auto* words = reinterpret_cast<uint32_t*>(Place(tile, k0, length));
-      least = std::min(least, interleave(words, static_cast<const uint16_t*>(first.data),
-                                         p_.a.row_stride, tiles_.Size(tile), length));
+      if (p_.a_transposed) {
+        STRETTO_CHECK(tiles_.count <= DotKernels::kMostTiles);
+        const Source first = RowOf(p_.a, k0) + t_.m0;
+        kernels_.dot->interleave_columns(Words(0, k0, length), Bf16(first), p_.a.row_stride, tiles_,
+                                         length, least.data());
+        continue;
+      }
+      for (int64_t i = 0; i < tiles_.count; ++i) {
+        const Source first = RowOf(p_.a, t_.m0 + tiles_.Begin(i)) + k0;
+        least[i] =
+            std::min(least[i], kernels_.dot->interleave(Words(i, k0, length), Bf16(first),
+                                                        p_.a.row_stride, tiles_.Size(i), length));
+      }
     }
-    return SameBitsAsChain(least, p_.b.least);
   }
+  uint32_t* Words(int64_t tile, int64_t k0, int64_t length) const {
+    return reinterpret_cast<uint32_t*>(Place(tile, k0, length));
+  }
+  static const uint16_t* Bf16(Source s) { return static_cast<const uint16_t*>(s.data); }
 
   void InterleaveFloats(int64_t tile) {
     const int64_t row = t_.m0 + tiles_.Begin(tile);

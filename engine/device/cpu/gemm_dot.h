@@ -33,6 +33,7 @@ inline bool SameBitsAsChain(uint16_t least_a, uint16_t least_b) {
 }
 
 struct DotKernels {
+  static constexpr int64_t kMostTiles = 16;  // of interleave_columns
   int max_rows = 1;
   // That a tile of so many rows computes at once.
   int (*panels_at_once)(int rows) = nullptr;
@@ -47,8 +48,11 @@ struct DotKernels {
   // panels, `panel_words` apart; of A, columns that begin at `rows`. k even.
   uint16_t (*pack_rows)(uint32_t* panels, ptrdiff_t panel_words, const uint16_t* src,
                         ptrdiff_t row_stride, int64_t k, int64_t n) = nullptr;
-  uint16_t (*interleave_columns)(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride,
-                                 int num_columns, int64_t k) = nullptr;
+  // Of A all tiles at once, one after another in `out`, k words for each column of them; each one's
+  // smallest value to `least`. A line of memory has columns of several tiles, and rows far apart
+  // push one another out of the caches.
+  void (*interleave_columns)(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride,
+                             const RowTiles& tiles, int64_t k, uint16_t* least) = nullptr;
   // As GemmKernels::row_tiles. Tile i's rows are words where dots[i], else f32 [k][rows]; either
   // way the next tile begins k·rows floats further on. `int8`: panels are of int8, [k][16].
   void (*row_tiles)(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,

@@ -3,6 +3,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstring>
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -269,17 +270,31 @@ STRETTO_DOT uint16_t PackRows(uint32_t* panels, ptrdiff_t panel_words, const uin
   return LeastOfHalves(smallest);
 }
 
-STRETTO_DOT uint16_t InterleaveColumns(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride,
-                                       int num_columns, int64_t k) {
-  const __mmask16 lanes = FirstLanes(num_columns);
-  __m512i smallest = NoneSmallest();
+// Rows that far ahead are fetched.
+constexpr int64_t kRowsAhead = 8;
+
+STRETTO_DOT void InterleaveColumns(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride,
+                                   const RowTiles& tiles, int64_t k, uint16_t* least) {
+  __m512i smallest[DotKernels::kMostTiles];
+  for (int64_t t = 0; t < tiles.count; ++t) smallest[t] = NoneSmallest();
+  const int64_t num_columns = tiles.Begin(tiles.count);
   for (int64_t i = 0; i < k / 2; ++i) {
     const uint16_t* first = rows + 2 * i * row_stride;
-    const __m512i words = WordsOfRows(first, first + row_stride, lanes);
-    smallest = Smallest(smallest, words);
-    _mm512_mask_storeu_epi32(out + i * num_columns, lanes, words);
+    for (int64_t j = 0; j < num_columns; j += kLineBytes / 2) {
+      __builtin_prefetch(first + kRowsAhead * row_stride + j);
+      __builtin_prefetch(first + (kRowsAhead + 1) * row_stride + j);
+    }
+    for (int64_t t = 0; t < tiles.count; ++t) {
+      const int64_t begin = tiles.Begin(t), size = tiles.Size(t);
+      const __mmask16 lanes = FirstLanes(size);
+      const __m512i words = WordsOfRows(first + begin, first + row_stride + begin, lanes);
+      smallest[t] = Smallest(smallest[t], words);
+      _mm512_mask_storeu_epi32(out + begin * k + i * size, lanes, words);
+    }
   }
-  return LeastOfHalves(smallest);
+  for (int64_t t = 0; t < tiles.count; ++t) {
+    least[t] = std::min(least[t], LeastOfHalves(smallest[t]));
+  }
 }
 
 STRETTO_DOT uint16_t Interleave(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride,
