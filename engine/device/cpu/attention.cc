@@ -400,9 +400,7 @@ void AttendRuns(const Kernels& kernels, ThreadPool& pool, const AttentionShape& 
   };
   pool.ParallelFor(num_tasks, [&](int64_t i) {
     Place place = first_of(i);
-    // Threads take tasks by turns, more or less.
-    const int64_t later = i + pool.num_threads();
-    const Place next_task = later < num_tasks ? first_of(later) : Place{};
+    const Place next_task = i + 1 < num_tasks ? first_of(i + 1) : Place{};
     for (int64_t left = heads_of_task; left > 0; --left, ++place.g) {
       const Place next = left > 1 ? Place{place.run, place.g + 1} : next_task;
       Piece(kernels, shape, kv, place, next).Compute(out, q);

@@ -64,7 +64,9 @@ class Tasks {
         std::max({CeilDiv(kTasksPerThread * num_threads, num_shrinking_), 2 * groups_ - 1,
                   static_cast<int64_t>(std::sqrt(static_cast<double>(num_panels / unit)))});
   }
-  int64_t count() const { return num_whole() * groups_ + num_shrinking_ * shrinking_groups_; }
+  int64_t count() const { return num_whole() * groups_ + num_last(); }
+  // Those that shrink.
+  int64_t num_last() const { return num_shrinking_ * shrinking_groups_; }
   // May have no panels.
   Task operator[](int64_t i) const {
     int64_t block = i / groups_;
@@ -419,7 +421,7 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
       p.b.pairs ? PanelsAtOnce(kernels, p, static_cast<int>(std::min<int64_t>(m, max_rows))) : 4;
   const Tasks tasks(m, p.b.num_panels(), b.row_block, several ? 1 : few, near ? 0 : kPanelGroup,
                     pool.num_threads());
-  pool.ParallelFor(tasks.count(), [&](int64_t i) {
+  const auto run = [&](int64_t i) {
     const Task t = tasks[i];
     if (t.panels == 0) return;
     if (interleaved) {
@@ -427,7 +429,8 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& p) {
     } else {
       RunTask(kernels, p, t, b.depth);
     }
-  });
+  };
+  pool.ParallelFor(tasks.count(), run, tasks.num_last());
 }
 
 namespace {

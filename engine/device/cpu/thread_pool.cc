@@ -45,8 +45,8 @@ int AvailableProcessors() {
   return std::max(n, 1);
 }
 
-ThreadPool::ThreadPool(int num_threads) {
-  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { Work(); });
+ThreadPool::ThreadPool(int num_threads) : shares_(static_cast<size_t>(num_threads) + 1) {
+  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { Work(i); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -56,28 +56,40 @@ ThreadPool::~ThreadPool() {
   for (std::thread& t : workers_) t.join();
 }
 
-void ThreadPool::TakeIndices() {
-  for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) {
-    call_(context_, i);
+void ThreadPool::TakeFrom(Share& share) {
+  // Looked at before it is changed: most shares of others are empty by then.
+  while (share.next.load(std::memory_order_relaxed) < share.end) {
+    const int64_t i = share.next.fetch_add(1, std::memory_order_relaxed);
+    if (i < share.end) call_(context_, i);
   }
 }
 
-void ThreadPool::Run(int64_t count, Call call, const void* context) {
+void ThreadPool::TakeIndices(int thread) {
+  const int n = num_threads();
+  for (int i = 0; i < n; ++i) TakeFrom(shares_[static_cast<size_t>((thread + i) % n)]);
+  TakeFrom(shares_.back());
+}
+
+void ThreadPool::Run(int64_t count, int64_t num_last, Call call, const void* context) {
   if (count <= 0) return;
   if (count == 1 || num_present() <= 0 || busy_.exchange(true, std::memory_order_acquire)) {
     for (int64_t i = 0; i < count; ++i) call(context, i);
     return;
   }
-  count_ = count;
   call_ = call;
   context_ = context;
-  next_.store(0, std::memory_order_relaxed);
+  const int64_t n = num_threads(), first_of_last = count - num_last;
+  for (int64_t t = 0; t <= n; ++t) {
+    Share& share = shares_[static_cast<size_t>(t)];
+    share.next.store(t < n ? first_of_last * t / n : first_of_last, std::memory_order_relaxed);
+    share.end = t < n ? first_of_last * (t + 1) / n : count;
+  }
   num_left_.store(0, std::memory_order_relaxed);
   const uint64_t loop = state_.load(std::memory_order_relaxed) / kLoop + 1;
   state_.store(loop * kLoop + kOpen);
   wake_.fetch_add(1);
   if (num_sleeping_.load() > 0) wake_.notify_all();
-  TakeIndices();
+  TakeIndices(0);
   // Who has not entered by now need not: the work is handed out. Who has must be waited for.
   const uint64_t closed = state_.fetch_and(~kOpen);
   const int entered = static_cast<int>(closed & kEntered);
@@ -91,7 +103,7 @@ void ThreadPool::Run(int64_t count, Call call, const void* context) {
   busy_.store(false, std::memory_order_release);
 }
 
-void ThreadPool::Work() {
+void ThreadPool::Work(int thread) {
   uint64_t seen = 0;  // the last loop this thread took part in
   while (!stop_.load(std::memory_order_acquire)) {
     const uint32_t ticket = wake_.load();
@@ -106,7 +118,7 @@ void ThreadPool::Work() {
     }
     if (entered) {
       seen = state / kLoop;
-      TakeIndices();
+      TakeIndices(thread);
       num_left_.fetch_add(1, std::memory_order_release);
       continue;
     }

@@ -1,5 +1,8 @@
-// Worker threads of one CPU device. ParallelFor hands out indices from a counter, so results must
-// not depend on which thread computes what (they never do: each index writes its own output).
+// Worker threads of one CPU device. ParallelFor gives each thread a run of indices of its own, the
+// same in every loop of as many: what a thread wrote in one loop is in its caches, which may be far
+// from the others', when it reads it in the next. A thread that is done with its own goes on with
+// others'. So results must not depend on which thread computes what (they never do: each index
+// writes its own output).
 //
 // A caller takes part in its own loop; workers spin for a few microseconds after a loop, in case
 // the next one follows at once, then sleep. When another thread is inside ParallelFor already, a
@@ -32,10 +35,12 @@ class ThreadPool {
   void TakeBack() { num_lent_.fetch_sub(1, std::memory_order_relaxed); }
 
   // Calls fn(i) for every i in [0, count), on any threads in any order; returns when all are done.
+  // The last `num_last` of them are nobody's, and begun when all others are.
   template <class Fn>
-  void ParallelFor(int64_t count, const Fn& fn) {
+  void ParallelFor(int64_t count, const Fn& fn, int64_t num_last = 0) {
     Run(
-        count, [](const void* context, int64_t i) { (*static_cast<const Fn*>(context))(i); },
+        count, num_last,
+        [](const void* context, int64_t i) { (*static_cast<const Fn*>(context))(i); },
         static_cast<const void*>(&fn));
   }
   // Calls fn(begin, end) for runs of at least `grain` indices that together make [0, count).
@@ -50,9 +55,15 @@ class ThreadPool {
 
  private:
   using Call = void (*)(const void* context, int64_t i);
-  void Run(int64_t count, Call call, const void* context);
-  void Work();
-  void TakeIndices();
+  // Indices that are left of a run of them.
+  struct alignas(64) Share {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+  void Run(int64_t count, int64_t num_last, Call call, const void* context);
+  void Work(int thread);
+  void TakeIndices(int thread);
+  void TakeFrom(Share& share);
   int num_present() const {
     return static_cast<int>(workers_.size()) - num_lent_.load(std::memory_order_relaxed);
   }
@@ -65,8 +76,7 @@ class ThreadPool {
   std::atomic<int> num_lent_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> busy_{false};
-  std::atomic<int64_t> next_{0};
-  int64_t count_ = 0;
+  std::vector<Share> shares_;  // of threads, the caller's first; then what is nobody's
   Call call_ = nullptr;
   const void* context_ = nullptr;
   std::vector<std::thread> workers_;
