@@ -68,7 +68,7 @@ struct EngineOptions {
 struct EngineStats {
   int64_t num_running = 0, num_queued = 0;  // now; preempted ones count as queued
   int64_t blocks_total = 0, blocks_used = 0,
-          blocks_cached = 0;           // cached: free, contents still known
+          blocks_cached = 0;           // cached: contents known, in use or free
   int64_t prompt_tokens_computed = 0;  // rows of prefill, recomputation included
   int64_t prompt_tokens_cached = 0;    // rows saved by prefix cache and group sharing
   int64_t prompt_tokens_asked = 0;     // given to requests that have begun: computed or saved once

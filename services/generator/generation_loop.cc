@@ -92,7 +92,7 @@ GenerationLoop::GenerationLoop(std::unique_ptr<engine::InferenceEngine> engine, 
       blocks_(metrics->gauge("stretto_generator_blocks", "KV blocks altogether.")),
       free_blocks_(metrics->gauge("stretto_generator_free_blocks", "Free KV blocks.")),
       cached_blocks_(metrics->gauge("stretto_generator_cached_blocks",
-                                    "Free KV blocks that the prefix cache may still use.")),
+                                    "KV blocks that the prefix cache knows, in use or free.")),
       version_gauge_(metrics->gauge("stretto_policy_version", "Policy version in use.")),
       speculation_metrics_(metrics),
       latency_metrics_(metrics) {

@@ -490,39 +490,4 @@ TEST_CASE("with an API key, whoever has none is told nothing but whether the ser
   CHECK(ask("GET /version", good).json()["version"].is_string());
   CHECK(ask("GET /nothing", good).status == 404);
 }
-
-TEST_CASE("ids of texts, and how long completions take") {
-  const Server server;
-  const Answer tokens = server.Post("/tokenize", R"({"model": "policy", "prompt": "1+1="})");
-  REQUIRE(tokens.status == 200);
-  CHECK(tokens.json()["count"] == tokens.json()["tokens"].size());
-  const Json ids{{"tokens", tokens.json()["tokens"]}};
-  CHECK(server.Post("/detokenize", ids.dump()).json()["prompt"] == "1+1=");
-  CHECK(server.Post("/tokenize", R"({"model": "other", "prompt": "1"})").status == 404);
-  CHECK(server.Get("/tokenize").status == 405);
-  REQUIRE(server.Complete({{"prompt", "1+1="}, {"max_tokens", 5}, {"ignore_eos", true}, {"n", 2}})
-              .status == 200);
-  const std::string metrics = server.Get("/metrics").body;
-  const auto count = [&metrics](const std::string& name) {
-    const std::string line = absl::StrCat("\n", name, "_count{api=\"http\"} ");
-    const size_t at = metrics.find(line);
-    return at == std::string::npos ? -1 : std::atoi(metrics.c_str() + at + line.size());
-  };
-  CHECK(absl::StrContains(
-      metrics, "stretto_generator_completions_total{api=\"http\",finish_reason=\"length\"} 2"));
-  CHECK(absl::StrContains(
-      metrics, "stretto_generator_completions_total{api=\"grpc\",finish_reason=\"stop\"} 0"));
-  for (const char* name :
-       {"stretto_generator_blocks", "process_resident_memory_bytes", "process_cpu_seconds_total",
-        "process_open_fds", "process_start_time_seconds", "process_max_fds"}) {
-    INFO(name);
-    const size_t at = metrics.find(absl::StrCat("\n", name, " "));
-    REQUIRE(at != std::string::npos);
-    CHECK(std::atof(metrics.c_str() + metrics.find(' ', at)) > 0);
-  }
-  CHECK(count("stretto_generator_queue_seconds") == 2);
-  CHECK(count("stretto_generator_time_to_first_token_seconds") == 2);
-  CHECK(count("stretto_generator_inter_token_seconds") == 8);
-  CHECK(count("stretto_generator_request_seconds") == 2);
-}
 }  // namespace stretto::testing

@@ -106,7 +106,7 @@ OpenAiWriter::OpenAiWriter(const OpenAiRequest& request, const engine::Tokenizer
 }
 
 std::string OpenAiWriter::TokenString(int32_t id) const {
-  const std::string bytes = tokenizer_.TokenBytes(id);
+  std::string bytes = tokenizer_.TokenBytes(id);
   if (engine::IsValidUtf8(bytes)) return bytes;
   // A part of a character. A chat's answer has the bytes beside it.
   std::string text;
