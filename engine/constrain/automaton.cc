@@ -156,17 +156,18 @@ absl::StatusOr<Automaton> Automaton::Subtract(const Automaton& a, const Automato
 }
 
 // States: the beginning, behind a minus, behind a zero that nothing follows, and one a remainder.
-Automaton Automaton::MultiplesOf(int32_t divisor) {
+Automaton Automaton::MultiplesOf(int32_t divisor, bool with_point) {
   constexpr int32_t kBegin = 0, kMinus = 1, kZero = 2, kFirst = 3;
   Automaton result;
-  result.num_classes_ = 12;  // ten digits, minus, anything else
+  result.num_classes_ = 13;  // ten digits, minus, point, anything else
   for (size_t byte = 0; byte < 256; ++byte) {
     result.class_of_byte_[byte] = byte >= '0' && byte <= '9' ? static_cast<uint8_t>(byte - '0')
                                   : byte == '-'              ? 10
-                                                             : 11;
+                                  : byte == '.'              ? 11
+                                                             : 12;
   }
   for (int32_t state = 0; state < kFirst + divisor; ++state) {
-    for (int32_t c = 0; c < 12; ++c) {
+    for (int32_t c = 0; c < 13; ++c) {
       int32_t to = kDead;
       if (c == 10 && state == kBegin) to = kMinus;
       if (c < 10 && state < kZero) to = c == 0 ? kZero : kFirst + c % divisor;
@@ -174,6 +175,8 @@ Automaton Automaton::MultiplesOf(int32_t divisor) {
       if (c < 10 && state >= kFirst) {
         to = kFirst + static_cast<int32_t>((int64_t{10} * (state - kFirst) + c) % divisor);
       }
+      if (with_point && c == 0 && state == kMinus) to = kZero;
+      if (with_point && c == 11 && state >= kZero) to = std::max(state, kFirst);
       result.next_SC_.push_back(to);
     }
     result.accepts_.push_back(state == kZero || state == kFirst);

@@ -45,7 +45,8 @@ class Automaton {
   static absl::StatusOr<Automaton> Subtract(const Automaton& a, const Automaton& b,
                                             const AutomatonLimits& limits = {});
   // Of the decimal integers without leading zeros, negative ones too, that `divisor` divides.
-  static Automaton MultiplesOf(int32_t divisor);
+  // `with_point`: points may stand between digits, and change nothing.
+  static Automaton MultiplesOf(int32_t divisor, bool with_point = false);
 
   State start() const { return 0; }
   // Without counters they are the numbers below it.

@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "base/philox.h"
@@ -185,6 +186,34 @@ TEST_CASE("tuples, maps and other keywords of schema generators") {
                           "#/maxProperties"));
   CHECK(absl::StrContains(SchemaError(R"({"properties": {"a": {"type": "null", "type": "null"}}})"),
                           "#/properties/a: the key 'type' comes twice"));
+  CHECK(absl::StrContains(SchemaError(R"({"anyOf": [{}, {"type": "null", "type": "null"}]})"),
+                          "#/anyOf/1: the key 'type' comes twice"));
+}
+
+TEST_CASE("multiples within bounds, each of them and no others") {
+  const Automaton a =
+      Schema(R"({"type": "integer", "multipleOf": 7, "minimum": -100, "maximum": 3000})");
+  for (int i = -4000; i <= 4000; ++i) {
+    if (a.Matches(absl::StrCat(i)) != (i % 7 == 0 && i >= -100 && i <= 3000)) FAIL(i);
+  }
+  for (const char* bad : {"-0", "07", "7.0", "", "-"}) CHECK(!a.Matches(bad));
+  // In cents, and as many digits as they have.
+  const Automaton cents =
+      Schema(R"({"type": "number", "multipleOf": 0.15, "minimum": -2, "exclusiveMaximum": 12})");
+  for (int i = -400; i <= 1500; ++i) {
+    const std::string text =
+        absl::StrFormat("%s%d.%02d", i < 0 ? "-" : "", std::abs(i) / 100, std::abs(i) % 100);
+    if (cents.Matches(text) != (i % 15 == 0 && i >= -200 && i < 1200)) FAIL(text);
+  }
+  for (const char* bad : {"-0.00", "00.15", "3", "3.0", "3.", ".15", "3.000", "0.1.5", "15e-2"}) {
+    CHECK(!cents.Matches(bad));
+  }
+  const Automaton thousands =
+      Schema(R"({"type": ["number", "null"], "multipleOf": 3e3, "maximum": 100000})");
+  for (int i = -50'000; i <= 110'000; i += 500) {
+    if (thousands.Matches(absl::StrCat(i)) != (i % 3000 == 0 && i <= 100'000)) FAIL(i);
+  }
+  for (const char* bad : {"000", "-0", "-0000", "3000.0", "03000"}) CHECK(!thousands.Matches(bad));
 }
 
 TEST_CASE("formats") {

@@ -218,9 +218,20 @@ PatternPtr IntegersBetween(int64_t low, int64_t high) {
   return Alternate(std::move(parts));
 }
 
-absl::StatusOr<PatternPtr> NumbersBetween(const NumberBound& low, const NumberBound& high) {
+std::optional<ShortDecimal> ReadShortDecimal(const std::string& text, int32_t max_digits,
+                                             int max_exponent) {
+  const Decimal d = ReadDecimal(text);
+  ShortDecimal result;
+  if (d.negative || !absl::SimpleAtoi(d.digits, &result.digits)) return std::nullopt;
+  if (result.digits > max_digits || std::abs(d.exponent) > max_exponent) return std::nullopt;
+  result.exponent = static_cast<int>(d.exponent);
+  return result;
+}
+
+absl::StatusOr<PatternPtr> NumbersBetween(const NumberBound& low, const NumberBound& high,
+                                          int min_fraction_digits) {
   const Decimal from = ReadDecimal(low.text), to = ReadDecimal(high.text);
-  const int digits = std::max({kMinFractionDigits, FractionDigits(from), FractionDigits(to)});
+  const int digits = std::max({min_fraction_digits, FractionDigits(from), FractionDigits(to)});
   if (digits >= kMaxBoundedDigits) {
     return absl::InvalidArgumentError(absl::StrCat("expected bounds of less than ",
                                                    kMaxBoundedDigits, " digits behind the point"));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -25,9 +26,19 @@ struct NumberBound {
   bool exclusive = false;
 };
 // Numbers without exponent, of kMaxBoundedDigits digits: those behind the point as many as the
-// bounds have, at least kMinFractionDigits. InvalidArgument: the bounds need more digits, or
-// nothing lies between them.
-absl::StatusOr<PatternPtr> NumbersBetween(const NumberBound& low, const NumberBound& high);
+// bounds have, at least `min_fraction_digits` (1 or more). InvalidArgument: the bounds need more
+// digits, or nothing lies between them.
+absl::StatusOr<PatternPtr> NumbersBetween(const NumberBound& low, const NumberBound& high,
+                                          int min_fraction_digits = kMinFractionDigits);
+
+// A positive decimal: digits · 10^exponent, the last digit not 0.
+struct ShortDecimal {
+  int32_t digits = 0;
+  int exponent = 0;
+};
+// As JSON writes it. None: it isn't positive, or digits or exponent are more than the limits.
+std::optional<ShortDecimal> ReadShortDecimal(const std::string& text, int32_t max_digits,
+                                             int max_exponent);
 
 // Whether no number lies within both pairs of bounds; false where that isn't certain.
 struct NumberBounds {

@@ -13,8 +13,10 @@
 #include "engine/constrain/lengths.h"
 #include "engine/constrain/regex.h"
 #include "engine/constrain/schema_exclusion.h"
+#include "engine/constrain/schema_keywords.h"
 #include "engine/constrain/schema_scalars.h"
 #include "engine/constrain/schema_text.h"
+#include "engine/constrain/schema_unique.h"
 #include "nlohmann/json.hpp"
 
 namespace stretto::engine {
@@ -71,7 +73,7 @@ class SchemaParser {
   static absl::Status CheckKeywords(const Json& schema, const std::string& where,
                                     const std::set<std::string>& known) {
     for (const auto& [key, value] : schema.items()) {
-      if (known.count(key) || SchemaAnnotations().count(key)) continue;
+      if (known.count(key) || IsAnnotation(key)) continue;
       return SchemaError(JoinPointer(where, key), "this keyword isn't supported here");
     }
     return absl::OkStatus();
@@ -201,6 +203,8 @@ class SchemaParser {
     if (!it->is_array() || it->empty())
       return SchemaError(here, "expected a type or a list of types");
     RETURN_IF_ERROR(CheckKeywords(schema, where, AllKeywords()));
+    // Of strings and numbers: the format is of one of them.
+    const bool mixed = std::find(it->begin(), it->end(), "string") != it->end();
     std::vector<PatternPtr> parts;
     for (const Json& type : *it) {
       if (!type.is_string()) return SchemaError(here, "expected a type or a list of types");
@@ -209,6 +213,9 @@ class SchemaParser {
       // Keywords of other types say nothing about this one.
       for (const std::string& keyword : AllKeywords()) {
         if (keyword != "type" && !KeywordsOf(name).count(keyword)) one.erase(keyword);
+      }
+      if (one.contains("format") && mixed && (name == "string") == IsNumberFormat(one["format"])) {
+        one.erase("format");
       }
       ASSIGN_OR_RETURN(PatternPtr part, ParseType(name, one, where, depth));
       parts.push_back(std::move(part));
@@ -229,34 +236,6 @@ class SchemaParser {
     return AnyValue(kAnyValueDepth);
   }
 
-  static std::set<std::string> KeywordsOf(const std::string& type) {
-    if (type == "object") {
-      return {"type",
-              "properties",
-              "required",
-              "additionalProperties",
-              "minProperties",
-              "maxProperties",
-              "propertyNames",
-              "patternProperties",
-              "unevaluatedProperties"};
-    }
-    if (type == "array") {
-      return {"type", "items", "prefixItems", "minItems", "maxItems", "uniqueItems"};
-    }
-    if (type == "string") return {"type", "minLength", "maxLength", "pattern", "format"};
-    if (type == "integer" || type == "number") {
-      return {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"};
-    }
-    return {"type"};
-  }
-  static std::set<std::string> AllKeywords() {
-    std::set<std::string> all;
-    for (const char* type : {"object", "array", "string", "integer", "number"})
-      all.merge(KeywordsOf(type));
-    return all;
-  }
-
   absl::StatusOr<PatternPtr> ParseType(const std::string& type, const Json& schema,
                                        const std::string& where, int depth) {
     RETURN_IF_ERROR(CheckKeywords(schema, where, KeywordsOf(type)));
@@ -264,6 +243,9 @@ class SchemaParser {
     if (type == "boolean") return Boolean();
     if (type == "integer") return scalars_.ParseInteger(schema, where);
     if (type == "number") return scalars_.ParseNumber(schema, where);
+    if (type == "string" && schema.contains("contentSchema")) {
+      return ParseContent(schema, where, depth);
+    }
     if (type == "string") return scalars_.ParseString(schema, where);
     if (type == "array") return ParseArray(schema, where, depth);
     if (type == "object") return ParseObject(schema, where, depth);
@@ -276,10 +258,7 @@ class SchemaParser {
     if (max >= 0 && max < min) return SchemaError(where, "maxItems is less than minItems");
     const auto unique = schema.find("uniqueItems");
     if (unique != schema.end() && *unique != false && (max < 0 || max > 1)) {
-      return SchemaError(
-          JoinPointer(where, "uniqueItems"),
-          "isn't supported: an automaton can't remember the items before (leave it out, "
-          "and drop what comes twice afterwards)");
+      return ParseUnique(schema, where, min, max);
     }
     if (schema.contains("prefixItems")) return ParseTuple(schema, where, depth, min, max);
     if (!schema.contains("items")) return ArrayOf(AnyValue(kAnyValueDepth), min, max);
@@ -290,6 +269,37 @@ class SchemaParser {
     ASSIGN_OR_RETURN(PatternPtr item,
                      Parse(schema["items"], JoinPointer(where, "items"), depth + 1));
     return ArrayOf(std::move(item), min, max);
+  }
+
+  absl::StatusOr<PatternPtr> ParseUnique(const Json& schema, const std::string& where, int32_t min,
+                                         int32_t max) {
+    const bool is_list = schema.contains("items") && !schema.contains("prefixItems");
+    const auto values =
+        is_list ? ListedValues(schema["items"], exclusion_) : std::optional<std::vector<Json>>();
+    if (!values.has_value()) {
+      return SchemaError(
+          JoinPointer(where, "uniqueItems"),
+          "isn't supported but of items with few listed values: an automaton can't remember the "
+          "items before (leave it out, and drop what comes twice afterwards)");
+    }
+    auto array = ArrayOfDifferent(*values, min, max, &strings_);
+    return array.ok() ? array : SchemaError(where, array.status().message());
+  }
+
+  // A string whose text is JSON with a schema of its own.
+  absl::StatusOr<PatternPtr> ParseContent(const Json& schema, const std::string& where, int depth) {
+    RETURN_IF_ERROR(CheckKeywords(schema, where, {"type", "contentSchema"}));
+    if (schema.contains("contentEncoding") ||
+        schema.value("contentMediaType", Json()) != "application/json") {
+      return SchemaError(JoinPointer(where, "contentSchema"),
+                         "expected contentMediaType: application/json beside it, and no "
+                         "contentEncoding");
+    }
+    const std::string here = JoinPointer(where, "contentSchema");
+    ASSIGN_OR_RETURN(const PatternPtr content, Parse(schema["contentSchema"], here, depth + 1));
+    auto automaton = strings_.Compile(content);
+    if (!automaton.ok()) return SchemaError(here, automaton.status().message());
+    return Quoted(JsonTextMatches(*std::move(automaton)));
   }
 
   // The first items by their own schemas; more, where `items` describes them or minItems wants

@@ -45,6 +45,31 @@ std::string Duration() {
   return "P(?:[0-9]{1,3}W|[0-9]{1,4}D(?:" + time + ")?|" + time + ")";
 }
 
+// What a network's address has behind its prefix is zero.
+std::string Ipv4Network(const std::string& byte) {
+  const std::string dot = "\\.";
+  return absl::StrCat(byte, dot, byte, dot, byte, dot, byte, "(?:/32)?|", byte, dot, byte, dot,
+                      byte, dot, "0/24|", byte, dot, byte, dot, "0", dot, "0/16|", byte, dot, "0",
+                      dot, "0", dot, "0/8");
+}
+std::string Ipv6Network() {
+  const std::string group = "[0-9A-Fa-f]{1,4}:";
+  return absl::StrCat("(?:", Ipv6(), ")(?:/128)?|(?:", group, "){4}:/64|(?:", group,
+                      "){3}:/48|(?:", group, "){2}:/32");
+}
+// Of four letters for three bytes; the letters before the end's = have no bits to spare.
+std::string Base64(const std::string& letters) {
+  const std::string any = "[A-Za-z0-9" + letters + "]";
+  return absl::StrCat("(?:", any, "{4})*(?:", any, "[AQgw]==|", any, "{2}[AEIMQUYcgkosw048]=)?");
+}
+// Letters, classes and how often they come: what every dialect reads. Without a backslash, as a
+// JSON string would write two.
+std::string Expression() {
+  const std::string one =
+      "(?:[A-Za-z0-9 _@#%&=:;,<>'~!/.-]|\\[\\^?(?:[A-Za-z0-9_ ]|a-z|A-Z|0-9)+\\])";
+  return absl::StrCat("\\^?(?:", one, "(?:[*+?]|\\{[1-9]\\})?)*\\$?");
+}
+
 using Formats = std::vector<std::pair<std::string, std::string>>;
 Formats MakeFormats() {
   // Days that every month has.
@@ -55,6 +80,9 @@ Formats MakeFormats() {
   const std::string byte = "(?:[1-9]?[0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])";
   const std::string email = word + "(?:[._+-]" + word + "){0,2}@" + word + "(?:-" + word +
                             ")?(?:\\." + word + "){0,2}\\.[a-z]{2,10}";
+  const std::string ipv4 = byte + "(?:\\." + byte + "){3}";
+  const std::string ipv4_interface = ipv4 + "(?:/(?:[1-9]|[12][0-9]|3[0-2]))?";
+  const std::string ipv6_interface = "(?:" + Ipv6() + ")(?:/(?:[1-9][0-9]?|1[01][0-9]|12[0-8]))?";
   const auto uuid = [](const char* version) {
     return absl::StrCat("[0-9a-f]{8}-[0-9a-f]{4}-", version, "[0-9a-f]{3}-[89ab][0-9a-f]{3}-",
                         "[0-9a-f]{12}");
@@ -68,11 +96,24 @@ Formats MakeFormats() {
           {"uuid3", uuid("3")},
           {"uuid4", uuid("4")},
           {"uuid5", uuid("5")},
+          {"uuid6", uuid("6")},
+          {"uuid7", uuid("7")},
+          {"uuid8", uuid("8")},
           {"email", email},
           {"idn-email", email},
           {"hostname", HostName()},
-          {"ipv4", byte + "(?:\\." + byte + "){3}"},
+          {"ipv4", ipv4},
           {"ipv6", Ipv6()},
+          {"ipv4network", Ipv4Network(byte)},
+          {"ipv6network", Ipv6Network()},
+          {"ipv4interface", ipv4_interface},
+          {"ipv6interface", ipv6_interface},
+          {"ipvanyaddress", ipv4 + "|" + Ipv6()},
+          {"ipvanynetwork", Ipv4Network(byte) + "|" + Ipv6Network()},
+          {"ipvanyinterface", ipv4_interface + "|" + ipv6_interface},
+          {"base64", Base64("+/")},
+          {"base64url", Base64("_-")},
+          {"regex", Expression()},
           {"uri", Uri()}};
 }
 const Formats& KnownFormats() {

@@ -4,34 +4,63 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "base/json_keys.h"
 #include "base/status.h"
 #include "engine/constrain/json_numbers.h"
 #include "engine/constrain/json_patterns.h"
 #include "engine/constrain/lengths.h"
 #include "engine/constrain/regex.h"
 #include "engine/constrain/schema_exclusion.h"
+#include "engine/constrain/schema_multiples.h"
 #include "nlohmann/json.hpp"
 
 namespace stretto::engine {
 namespace {
 using Json = nlohmann::ordered_json;
-constexpr int32_t kMaxDivisor = 500;
+
+std::string TextOf(const Json& json) { return json.is_string() ? json.get<std::string>() : ""; }
+
+// What OpenAPI and generators of schemas from typed languages say about an integer.
+struct IntegerFormat {
+  const char* name;
+  int64_t low, high;
+};
+const std::vector<IntegerFormat>& IntegerFormats() {
+  static const auto* formats = new std::vector<IntegerFormat>{{"int8", -128, 127},
+                                                              {"int16", -32768, 32767},
+                                                              {"int32", INT32_MIN, INT32_MAX},
+                                                              {"int64", -kMaxInteger, kMaxInteger},
+                                                              {"uint8", 0, 255},
+                                                              {"uint16", 0, 65535},
+                                                              {"uint32", 0, UINT32_MAX},
+                                                              {"uint64", 0, kMaxInteger}};
+  return *formats;
+}
+const IntegerFormat* FindIntegerFormat(const Json& name) {
+  for (const IntegerFormat& format : IntegerFormats()) {
+    if (TextOf(name) == format.name) return &format;
+  }
+  return nullptr;
+}
+std::string IntegerFormatNames() {
+  return absl::StrJoin(IntegerFormats(), ", ", [](std::string* out, const IntegerFormat& format) {
+    absl::StrAppend(out, format.name);
+  });
+}
+// Of numbers; what is written has digits that any of them can have.
+const std::set<std::string>& NumberFormats() {
+  static const auto* names = new std::set<std::string>{"float", "double", "time-delta"};
+  return *names;
+}
 }  // namespace
 
 absl::Status SchemaError(const std::string& where, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(where, ": ", what));
 }
 std::string JoinPointer(const std::string& where, const std::string& key) {
-  return absl::StrCat(where, "/", key);
-}
-
-const std::set<std::string>& SchemaAnnotations() {
-  // The last three: what a string's text holds, and OpenAPI's hint which alternative is meant.
-  static const auto* names = new std::set<std::string>{
-      "title", "description", "default",          "examples",        "$schema",
-      "$id",   "$comment",    "deprecated",       "readOnly",        "writeOnly",
-      "$defs", "definitions", "contentMediaType", "contentEncoding", "discriminator"};
-  return *names;
+  return JoinJsonPointer(where, key);
 }
 
 absl::StatusOr<int32_t> SchemaCount(const Json& schema, const std::string& where, const char* key,
@@ -43,65 +72,88 @@ absl::StatusOr<int32_t> SchemaCount(const Json& schema, const std::string& where
                      absl::StrCat("expected an integer from 0 to ", kMaxSchemaCount));
 }
 
+bool IsNumberFormat(const Json& format) {
+  return FindIntegerFormat(format) != nullptr || NumberFormats().count(TextOf(format)) > 0;
+}
+
 absl::StatusOr<PatternPtr> SchemaScalars::ParseInteger(const Json& schema,
                                                        const std::string& where) {
   int64_t low = -kMaxInteger, high = kMaxInteger;
   bool any = false;
-  for (const auto& [key, value] : schema.items()) {
-    if (key == "type" || key == "multipleOf" || SchemaAnnotations().count(key)) continue;
+  for (const char* key : {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}) {
+    const auto value = schema.find(key);
+    if (value == schema.end()) continue;
     any = true;
     // A comparison of an unsigned value with a negative one would wrap around.
     const bool large =
-        value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(kMaxInteger);
-    if (!value.is_number_integer() || large || value.get<int64_t>() < -kMaxInteger ||
-        value.get<int64_t>() > kMaxInteger) {
+        value->is_number_unsigned() && value->get<uint64_t>() > static_cast<uint64_t>(kMaxInteger);
+    if (!value->is_number_integer() || large || value->get<int64_t>() < -kMaxInteger ||
+        value->get<int64_t>() > kMaxInteger) {
       return SchemaError(JoinPointer(where, key), absl::StrCat("expected an integer of at most ",
                                                                kMaxIntegerDigits, " digits"));
     }
-    const auto bound = value.get<int64_t>();
-    if (key == "minimum") low = std::max(low, bound);
-    if (key == "exclusiveMinimum") low = std::max(low, bound + 1);
-    if (key == "maximum") high = std::min(high, bound);
-    if (key == "exclusiveMaximum") high = std::min(high, bound - 1);
+    const auto bound = value->get<int64_t>();
+    if (key == absl::string_view("minimum")) low = std::max(low, bound);
+    if (key == absl::string_view("exclusiveMinimum")) low = std::max(low, bound + 1);
+    if (key == absl::string_view("maximum")) high = std::min(high, bound);
+    if (key == absl::string_view("exclusiveMaximum")) high = std::min(high, bound - 1);
+  }
+  if (schema.contains("format")) {
+    const IntegerFormat* format = FindIntegerFormat(schema["format"]);
+    if (format == nullptr) {
+      return SchemaError(JoinPointer(where, "format"),
+                         "of integers: expected " + IntegerFormatNames());
+    }
+    any = true;
+    low = std::max(low, format->low);
+    high = std::min(high, format->high);
   }
   if (low > high) return SchemaError(where, "the minimum is above the maximum");
   PatternPtr integers = any ? IntegersBetween(low, high) : AnyInteger();
-  return schema.contains("multipleOf") ? ParseMultiples(schema, std::move(integers), where)
-                                       : integers;
+  if (!schema.contains("multipleOf")) return integers;
+  if (!schema["multipleOf"].is_number_integer()) {
+    return SchemaError(JoinPointer(where, "multipleOf"), "of integers: expected an integer");
+  }
+  return ParseMultiples(schema, std::move(integers), where);
 }
 
-absl::StatusOr<PatternPtr> SchemaScalars::ParseMultiples(const Json& schema, PatternPtr integers,
+absl::StatusOr<PatternPtr> SchemaScalars::ParseMultiples(const Json& schema, PatternPtr numbers,
                                                          const std::string& where) {
-  const Json& divisor = schema["multipleOf"];
-  const std::string here = JoinPointer(where, "multipleOf");
-  if (!divisor.is_number_integer() || divisor < 1 || divisor > kMaxDivisor) {
-    return SchemaError(here, absl::StrCat("expected an integer from 1 to ", kMaxDivisor));
+  auto multiples = MultiplesAmong(std::move(numbers), schema["multipleOf"].dump(), &strings_);
+  if (absl::IsNotFound(multiples.status())) {
+    return SchemaError(JoinPointer(where, "multipleOf"), "no multiple lies between the bounds");
   }
-  auto automaton = strings_.Compile(integers);
-  if (automaton.ok()) {
-    const Automaton multiples = Automaton::MultiplesOf(divisor.get<int32_t>());
-    automaton = strings_.Intersect(**automaton, multiples);
+  if (!multiples.ok()) {
+    return SchemaError(JoinPointer(where, "multipleOf"), multiples.status().message());
   }
-  if (!automaton.ok()) return SchemaError(here, automaton.status().message());
-  return Matches(*std::move(automaton));
+  return multiples;
 }
 
 absl::StatusOr<PatternPtr> SchemaScalars::ParseNumber(const Json& schema,
                                                       const std::string& where) {
-  if (schema.contains("multipleOf")) {
-    return SchemaError(JoinPointer(where, "multipleOf"), "is supported of integers only");
-  }
   bool any = false;
-  for (const auto& [key, value] : schema.items()) {
-    if (key == "type" || SchemaAnnotations().count(key)) continue;
+  for (const char* key : {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}) {
+    if (!schema.contains(key)) continue;
     any = true;
-    if (!value.is_number()) return SchemaError(JoinPointer(where, key), "expected a number");
+    if (!schema[key].is_number()) return SchemaError(JoinPointer(where, key), "expected a number");
   }
-  if (!any) return AnyNumber();
+  if (schema.contains("format") && NumberFormats().count(TextOf(schema["format"])) == 0) {
+    return SchemaError(JoinPointer(where, "format"),
+                       "of numbers: expected " + absl::StrJoin(NumberFormats(), ", "));
+  }
+  const auto divisor = schema.find("multipleOf");
+  if (divisor == schema.end() && !any) return AnyNumber();
+  int digits = kMinFractionDigits;
+  if (divisor != schema.end()) {
+    if (!divisor->is_number()) {
+      return SchemaError(JoinPointer(where, "multipleOf"), "expected a number");
+    }
+    digits = std::max(1, FractionDigitsOf(divisor->dump()));
+  }
   const NumberBounds bounds = BoundsOf(schema);
-  auto numbers = NumbersBetween(bounds.low, bounds.high);
+  auto numbers = NumbersBetween(bounds.low, bounds.high, digits);
   if (!numbers.ok()) return SchemaError(where, numbers.status().message());
-  return numbers;
+  return divisor == schema.end() ? numbers : ParseMultiples(schema, *std::move(numbers), where);
 }
 
 absl::StatusOr<PatternPtr> SchemaScalars::ParseString(const Json& schema,

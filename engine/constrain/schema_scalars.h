@@ -14,11 +14,12 @@ namespace stretto::engine {
 // `where` is a JSON pointer.
 absl::Status SchemaError(const std::string& where, absl::string_view what);
 std::string JoinPointer(const std::string& where, const std::string& key);
-// Keywords that change nothing.
-const std::set<std::string>& SchemaAnnotations();
 // A keyword that is a number of items or characters.
 absl::StatusOr<int32_t> SchemaCount(const nlohmann::ordered_json& schema, const std::string& where,
                                     const char* key, int32_t otherwise);
+
+// Whether a `format` says something about numbers, not about strings.
+bool IsNumberFormat(const nlohmann::ordered_json& format);
 
 class SchemaScalars {
  public:
@@ -34,7 +35,7 @@ class SchemaScalars {
 
  private:
   absl::StatusOr<PatternPtr> ParseMultiples(const nlohmann::ordered_json& schema,
-                                            PatternPtr integers, const std::string& where);
+                                            PatternPtr numbers, const std::string& where);
 
   StringAutomata& strings_;
   Work& work_;

@@ -1,11 +1,9 @@
 #include "engine/constrain/schema_text.h"
 
-#include <set>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/json_keys.h"
 #include "nlohmann/json.hpp"
 
 namespace stretto::engine {
@@ -31,36 +29,6 @@ bool IsDeeper(absl::string_view json, int max_depth) {
   }
   return false;
 }
-
-// Sees each key as it is parsed.
-class KeyWatcher {
- public:
-  void See(Json::parse_event_t event, const Json& value) {
-    using Event = Json::parse_event_t;
-    if (event == Event::object_start) {
-      open_.emplace_back();
-    } else if (event == Event::object_end) {
-      open_.pop_back();
-    } else if (event == Event::key && twice_.empty()) {
-      Object& object = open_.back();
-      object.key = value.get<std::string>();
-      if (object.keys.insert(object.key).second) return;
-      twice_ = "#";
-      for (size_t i = 0; i + 1 < open_.size(); ++i) absl::StrAppend(&twice_, "/", open_[i].key);
-      absl::StrAppend(&twice_, ": the key '", object.key, "' comes twice");
-    }
-  }
-  // Where a key came twice, and which; empty: none did.
-  const std::string& twice() const { return twice_; }
-
- private:
-  struct Object {
-    std::set<std::string> keys;
-    std::string key;  // the last one
-  };
-  std::vector<Object> open_;
-  std::string twice_;
-};
 }  // namespace
 
 absl::StatusOr<Json> ParseSchemaText(absl::string_view text) {
@@ -72,13 +40,12 @@ absl::StatusOr<Json> ParseSchemaText(absl::string_view text) {
     return absl::InvalidArgumentError(
         absl::StrCat("the schema's JSON is nested more than ", kMaxJsonDepth, " levels deep"));
   }
-  KeyWatcher watcher;
+  RepeatedKey<Json> repeated;
   Json root;
   try {
     root = Json::parse(text.begin(), text.end(),
-                       [&watcher](int, Json::parse_event_t event, const Json& value) {
-                         watcher.See(event, value);
-                         return true;
+                       [&repeated](int, Json::parse_event_t event, const Json& value) {
+                         return repeated.See(event, value);
                        });
   } catch (const Json::exception& e) {
     const std::string what = e.what();
@@ -86,7 +53,10 @@ absl::StatusOr<Json> ParseSchemaText(absl::string_view text) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the schema isn't JSON: ", begin == std::string::npos ? what : what.substr(begin + 2)));
   }
-  if (!watcher.twice().empty()) return absl::InvalidArgumentError(watcher.twice());
+  if (repeated.found()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("#", repeated.place(), ": the key '", repeated.key(), "' comes twice"));
+  }
   return root;
 }
 }  // namespace stretto::engine

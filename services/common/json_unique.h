@@ -8,6 +8,6 @@
 
 namespace stretto::services {
 // InvalidArgument: broken JSON or invalid UTF-8 (what is wrong and where), or a key that comes
-// twice in an object (which).
+// twice in an object (which, and where: see base/json_keys.h).
 absl::StatusOr<nlohmann::json> ParseUniqueJson(absl::string_view text);
 }  // namespace stretto::services
