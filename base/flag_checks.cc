@@ -1,6 +1,8 @@
 #include "base/flag_checks.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -27,6 +29,23 @@ FlagCheck IntegerIn(int64_t low, int64_t high) {
     int64_t value = 0;
     if (absl::SimpleAtoi(text, &value) && value >= low && value <= high) return "";
     return absl::StrCat(text, ": expected an integer from ", low, " to ", high);
+  };
+}
+
+FlagCheck OneOf(std::vector<std::string> choices) {
+  return [choices = std::move(choices)](const std::string& text) -> std::string {
+    if (std::find(choices.begin(), choices.end(), text) != choices.end()) return "";
+    std::string list = choices.front();
+    for (size_t i = 1; i < choices.size(); ++i) {
+      absl::StrAppend(&list, i + 1 == choices.size() ? " or " : ", ", choices[i]);
+    }
+    return absl::StrCat(text.empty() ? "an empty text" : text, ": expected ", list);
+  };
+}
+
+FlagCheck NotEmpty() {
+  return [](const std::string& text) -> std::string {
+    return text.empty() ? "expected a value, found an empty text" : "";
   };
 }
 }  // namespace stretto

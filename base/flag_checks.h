@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
+#include <vector>
 
 namespace stretto {
 using FlagCheck = std::function<std::string(const std::string& text)>;
@@ -20,4 +22,21 @@ struct NumberRange {
 FlagCheck NumberIn(const NumberRange& range);
 // A decimal integer from `low` to `high`.
 FlagCheck IntegerIn(int64_t low, int64_t high);
+// One of these texts.
+FlagCheck OneOf(std::vector<std::string> choices);
+// Some text.
+FlagCheck NotEmpty();
+
+// Options that take a value refuse an empty one, as a shell makes it of a variable that isn't set;
+// those named in `but` may have it. `App` is the flag parser's; for its commands and groups too.
+template <class App>
+void RefuseEmptyValues(App& app, const std::set<std::string>& but = {}) {
+  for (auto* option : app.get_options()) {
+    const bool takes_value = option->get_items_expected_max() > 0;
+    if (takes_value && but.count(option->get_name()) == 0) option->check(NotEmpty());
+  }
+  for (auto* part : app.get_subcommands([](const App*) { return true; })) {
+    RefuseEmptyValues(*part, but);
+  }
+}
 }  // namespace stretto

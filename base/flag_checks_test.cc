@@ -27,4 +27,13 @@ TEST_CASE("so are integers, those beyond 64 bits too") {
     CHECK(count(bad) == std::string(bad) + ": expected an integer from 1 to 1048576");
   }
 }
+
+TEST_CASE("words are one of those that are listed") {
+  const FlagCheck kind = OneOf({"off", "ngram", "model"});
+  CHECK(kind("ngram").empty());
+  CHECK(kind("magic") == "magic: expected off, ngram or model");
+  CHECK(kind("") == "an empty text: expected off, ngram or model");
+  CHECK(NotEmpty()("x").empty());
+  CHECK(NotEmpty()("") == "expected a value, found an empty text");
+}
 }  // namespace stretto

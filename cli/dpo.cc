@@ -230,13 +230,18 @@ void AddDpoCommand(CLI::App& app, Command* chosen) {
       "JSONL: `prompt` or `messages`, `chosen` and `rejected`, texts or lists of messages",
       "Pairs a step", &flags->common);
   command->add_option("--beta", flags->pairs.beta, "Strength of the pull to the reference")
+      ->capture_default_str()
       ->check(NumberIn({.low = 0, .high = 1e300, .without_low = true}));
-  command->add_option("--loss", flags->loss)->check(CLI::IsMember({"sigmoid", "ipo"}));
+  command->add_option("--loss", flags->loss, "DPO's (sigmoid), or IPO's")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"sigmoid", "ipo"}));
   command
       ->add_option("--label-smoothing", flags->pairs.label_smoothing,
                    "How often a preference is wrong; below 0.5")
+      ->capture_default_str()
       ->check(NumberIn({.low = 0, .high = 1}));
-  command->add_flag("--reference-free", flags->pairs.reference_free);
+  command->add_flag("--reference-free", flags->pairs.reference_free,
+                    "Compares with a uniform reference instead of the model at the start");
   command->callback([flags, chosen] { *chosen = [flags] { return Finish(Dpo(*flags)); }; });
 }
 }  // namespace stretto::cli

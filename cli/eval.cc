@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/flag_checks.h"
@@ -25,8 +27,9 @@ namespace {
 constexpr int64_t kProbeMs = 5000;  // a reward service has so long to answer
 
 struct EvalFlags {
-  std::string run_file, run_dir, model, data;
-  std::string reward, answer_field, chat_format, system;  // empty: the run's, or the default
+  std::string run_file, run_dir, model, adapter, data;
+  std::string reward, take, answer_field, chat_format;  // empty: the run's, or the default
+  std::optional<std::string> system, pattern;           // the same where there is none
   std::vector<std::string> overrides;
   int64_t max_prompts = 0, max_tokens = 0, max_sequence_length = 0;
   int threads = 0;
@@ -48,7 +51,7 @@ absl::StatusOr<std::vector<Question>> ReadQuestions(const std::string& path, int
   std::vector<Question> questions;
   int64_t number = 0;
   for (absl::string_view line : absl::StrSplit(content, '\n')) {
-    ++number;
+    if (++number == 1) absl::ConsumePrefix(&line, "\xef\xbb\xbf");  // a byte order mark
     line = absl::StripAsciiWhitespace(line);
     if (!line.empty()) questions.push_back({number, std::string(line)});
     if (max_lines > 0 && static_cast<int64_t>(questions.size()) == max_lines) break;
@@ -68,13 +71,12 @@ absl::StatusOr<RunConfig> SettingsOf(const EvalFlags& flags) {
   } else if (!flags.overrides.empty()) {
     return absl::InvalidArgumentError("--set changes a run file's keys: give a run file, or --run");
   } else {
-    run.model.max_sequence_length = 0;  // the model's own
+    run.model.max_sequence_length = ModelSection::kAutoLength;
   }
   if (!flags.model.empty()) run.model.path = flags.model;
   if (!flags.data.empty()) run.data.eval = flags.data;
   if (!flags.chat_format.empty()) run.model.chat_format = flags.chat_format;
   if (flags.raw) run.model.chat_format = "none";
-  if (!flags.system.empty()) run.data.system_prompt = flags.system;
   if (flags.max_tokens > 0) run.eval.max_tokens = flags.max_tokens;
   if (flags.max_sequence_length > 0) run.model.max_sequence_length = flags.max_sequence_length;
   if (run.data.eval.empty()) {
@@ -83,18 +85,47 @@ absl::StatusOr<RunConfig> SettingsOf(const EvalFlags& flags) {
   return run;
 }
 
-// The reward that suits the answers, if nobody has named one.
+// The reward that suits the answers, if nobody has named one: of texts `exact`, of numbers
+// `integer` or `numeric`. A file with both is one of texts, or has a mistake: who knows says so.
 absl::StatusOr<std::string> GuessReward(const std::vector<Question>& questions,
                                         const std::string& path, const std::string& field) {
-  bool integers = true, numbers = true;
+  bool integers = true;
+  const Question *number = nullptr, *text = nullptr;  // the first of each
+  size_t num_numbers = 0;
   for (const Question& question : questions) {
     const auto line = services::ParseUniqueJson(question.line);
     RETURN_IF_ERROR(Annotate(line.status(), PlaceOf(path, question)));
     RETURN_IF_ERROR(Annotate(services::AnswerText(*line, field).status(), PlaceOf(path, question)));
     integers = integers && services::AnswerInteger(*line, field).ok();
-    numbers = numbers && services::AnswerNumber(*line, field).ok();
+    const bool is_number = services::AnswerNumber(*line, field).ok();
+    num_numbers += is_number ? 1 : 0;
+    const Question*& first = is_number ? number : text;
+    if (first == nullptr) first = &question;
   }
-  return std::string(integers ? "integer" : numbers ? "numeric" : "exact");
+  if (text == nullptr) return std::string(integers ? "integer" : "numeric");
+  if (number == nullptr) return std::string("exact");
+  return absl::InvalidArgumentError(absl::StrCat(
+      PlaceOf(path, *text), ": the answer is a text, but ", num_numbers, " of ", questions.size(),
+      " answers are numbers (the first in line ", number->number,
+      "): correct it, or say how all are judged: --reward exact or contains (as texts)"));
+}
+
+// What --take and --pattern say, for the types that they are for.
+absl::Status AddDetails(const EvalFlags& flags, RewardSpec* spec) {
+  const bool is_number = spec->type == "integer" || spec->type == "numeric";
+  if (!flags.take.empty() && !is_number) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--take is for --reward integer and numeric, not for ", spec->type));
+  }
+  if ((spec->type == "regex") != flags.pattern.has_value()) {
+    return absl::InvalidArgumentError(
+        spec->type == "regex"
+            ? std::string("--reward regex needs --pattern")
+            : absl::StrCat("--pattern is for --reward regex, not for ", spec->type));
+  }
+  if (!flags.take.empty()) spec->take = flags.take;
+  spec->pattern = flags.pattern.value_or("");
+  return absl::OkStatus();
 }
 
 // Who judges, and which reward counts an answer as correct.
@@ -110,8 +141,12 @@ absl::Status ChooseRewards(const EvalFlags& flags, const std::vector<Question>& 
       std::fprintf(stderr, "stretto: answers are judged as `%s` (--reward names another)\n",
                    spec.type.c_str());
     }
+    RETURN_IF_ERROR(AddDetails(flags, &spec));
     run->rewards = {spec};
     run->eval.reward = spec.type;
+  } else if (!flags.take.empty() || flags.pattern.has_value()) {
+    return absl::InvalidArgumentError(
+        "--take and --pattern go with --reward; the run's own rewards judge here");
   }
   for (RewardSpec& reward : run->rewards) {
     if (!flags.answer_field.empty()) reward.answer_field = flags.answer_field;
@@ -177,6 +212,11 @@ absl::Status Eval(const EvalFlags& flags) {
   RETURN_IF_ERROR(CheckQuestions(questions, run));
   LocalModelOptions options;
   options.host = services::OptionsOfRun(run, flags.threads);
+  options.host.adapter = flags.adapter;
+  if (flags.run_file.empty() && flags.run_dir.empty()) {
+    options.host.most_by_default = services::ModelHostOptions().most_by_default;
+  }
+  if (flags.system.has_value()) options.host.prompts.system_prompt = flags.system;
   if (flags.model.empty() && !flags.run_dir.empty()) {
     ASSIGN_OR_RETURN(options.checkpoint, NewestCheckpoint(flags.run_dir));
   }
@@ -208,10 +248,11 @@ absl::Status Eval(const EvalFlags& flags) {
                   row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     }
   }
-  std::fprintf(flags.json ? stderr : stdout, "%lld of %zu correct (%.1f %%) in %.1f s\n",
+  std::fprintf(flags.json ? stderr : stdout,
+               "%lld of %zu correct (%.1f %%) in %.1f s, judged as `%s`\n",
                static_cast<long long>(num_correct), questions.size(),
                100.0 * static_cast<double>(num_correct) / static_cast<double>(questions.size()),
-               Clock::Real().NowSeconds() - start);
+               Clock::Real().NowSeconds() - start, run.eval.reward.c_str());
   return absl::OkStatus();
 }
 }  // namespace
@@ -231,34 +272,65 @@ void AddEvalCommand(CLI::App& app, Command* chosen) {
   command->add_option("--model", flags->model,
                       "A (or another) model: Hugging Face folder or GGUF "
                       "file");
-  command->add_option("--data", flags->data, "Questions (JSONL); default: the run's data.eval");
+  command
+      ->add_option("--adapter", flags->adapter,
+                   "With --model: a LoRA adapter (PEFT folder), merged into it. Default: none")
+      ->needs(command->get_option("--model"));
+  command->add_option("--data", flags->data, "Questions (JSONL). Default: the run's data.eval");
   command
       ->add_option("--reward", flags->reward,
-                   "Judges the answers, instead of the run's rewards: exact, integer or numeric. "
-                   "Without it and a run: by what the answers are")
-      ->check(CLI::IsMember({"exact", "integer", "numeric"}));
+                   "Judges the answers, instead of the run's rewards, as a run file's reward of "
+                   "this type does: exact, contains, integer, numeric or regex. Default without a "
+                   "run: integer or numeric where all answers are numbers, exact where none is; "
+                   "where some are it has to be given")
+      ->check(CLI::IsMember({"exact", "contains", "integer", "numeric", "regex"}));
+  command
+      ->add_option("--take", flags->take,
+                   "Of integer and numeric: which number of the answer counts: last (default), "
+                   "first or only")
+      ->check(CLI::IsMember({"last", "first", "only"}));
+  command
+      ->add_option_function<std::string>(
+          "--pattern", [flags](const std::string& text) { flags->pattern = text; },
+          "Of regex: the pattern (PCRE2) that a correct answer has")
+      ->type_name("TEXT");
   command->add_option("--answer-field", flags->answer_field,
                       "The questions' field with the answer. Default: answer");
-  command->add_option("--max-tokens", flags->max_tokens, "Of an answer. Default: the run's, or 256")
+  command
+      ->add_option("--max-tokens", flags->max_tokens,
+                   "An answer's most tokens. Default: the run's, or 256")
       ->check(IntegerIn(1, INT32_MAX));
   command
-      ->add_option("--max-sequence-length", flags->max_sequence_length,
-                   "The context: question and answer together. Default: the run's, or the model's")
+      ->add_option(
+          "--max-sequence-length", flags->max_sequence_length,
+          "The context: tokens of question and answer together. Default: the run's, or the "
+          "model's own, but at most 4096")
       ->check(IntegerIn(1, 1 << 24));
   command->add_option("--chat-format", flags->chat_format,
                       "How messages become a prompt: auto (the model's own way) or a format's name "
-                      "(docs/chat-formats.md)");
+                      "(docs/chat-formats.md). Default: the run's, or auto");
   auto* raw = command->add_flag("--raw", flags->raw,
                                 "Prompts as they are, for models that don't chat; the same as "
                                 "--chat-format none");
   raw->excludes(command->get_option("--chat-format"));
   command->add_option("--stop", flags->stop,
                       "Text that ends an answer and is left out (may be repeated)");
-  command->add_option("--system", flags->system, "System message");
-  command->add_option("--max-prompts", flags->max_prompts, "0: all")
+  command
+      ->add_option_function<std::string>(
+          "--system", [flags](const std::string& text) { flags->system = text; },
+          "System message, in place of the run's or the template's; \"\": one without text")
+      ->type_name("TEXT");
+  command
+      ->add_option("--max-prompts", flags->max_prompts,
+                   "Only the first so many questions. 0 (default): all")
       ->check(IntegerIn(0, INT64_MAX));
-  command->add_option("--set", flags->overrides, "section.key=value")->take_all();
-  command->add_option("--threads", flags->threads, "0: what the machine grants")
+  command
+      ->add_option("--set", flags->overrides,
+                   "section.key=value, wins over the run file (may be repeated)")
+      ->take_all();
+  command
+      ->add_option("--threads", flags->threads,
+                   "Compute threads. 0 (default): what the machine grants")
       ->check(IntegerIn(0, 1024));
   command->add_flag("--json", flags->json, "One JSON object an answer");
   command->callback([flags, chosen] {

@@ -64,7 +64,9 @@ void AddExportCommand(CLI::App& app, Command* chosen) {
       "Which: latest (default), a step, a name in the run's checkpoints, or a path");
   command->add_flag("--adapter", flags->adapter,
                     "The adapter alone (lora.rank), in f32, as a folder for PEFT");
-  command->add_option("--dtype", flags->dtype)->check(CLI::IsMember({"bf16", "f32"}));
+  command->add_option("--dtype", flags->dtype, "Of the weights that are written")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"bf16", "f32"}));
   command->add_flag("--overwrite", flags->overwrite, "Replace the folder if it exists");
   command->callback([flags, chosen] { *chosen = [flags] { return Finish(Export(*flags)); }; });
 }

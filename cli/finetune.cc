@@ -48,10 +48,15 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
       ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "f32"}));
   command.add_option("--chat-format", flags->prompts.chat_format,
-                     "How messages become a prompt: auto (the model's own way) or a format's name "
-                     "(docs/chat-formats.md)");
-  command.add_option("--system", flags->prompts.system_prompt, "A system message for every prompt");
-  command.add_option("--seed", flags->seed, "Of the order of examples")
+                     "How messages become a prompt: auto (the model's own way, the default) or a "
+                     "format's name (docs/chat-formats.md)");
+  command
+      .add_option_function<std::string>(
+          "--system", [flags](const std::string& text) { flags->prompts.system_prompt = text; },
+          "A system message for every prompt without one; \"\": one without text. Default: the "
+          "template's")
+      ->type_name("TEXT");
+  command.add_option("--seed", flags->seed, "Decides the order of examples")
       ->capture_default_str()
       ->check(IntegerIn(0, INT64_MAX));
   command
@@ -70,18 +75,22 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
   command
       .add_option("--lora-rank", flags->lora_rank,
                   "Trains an adapter of this rank instead of the model's weights; 0: all weights")
+      ->capture_default_str()
       ->check(IntegerIn(0, 65536));
   command.add_option("--lora-alpha", flags->lora_alpha, "Its scale is alpha / rank; 0: 2 · rank")
+      ->capture_default_str()
       ->check(NumberIn({.low = 0, .high = 1e6}));
   command
       .add_option("--lora-targets", flags->lora_targets,
                   "Linear maps that are adapted (q_proj,v_proj,…); all unless given")
       ->delimiter(',');
-  command.add_option("--lora-adapter", flags->lora_adapter, "A PEFT folder to start from");
+  command.add_option("--lora-adapter", flags->lora_adapter,
+                     "A PEFT folder to start from; default: none");
   command.add_option("--adapter-out", flags->adapter_out,
-                     "Writes the adapter there as well, as a folder for PEFT; --out has it merged");
+                     "Writes the adapter there as well, as a folder for PEFT; --out has it merged. "
+                     "Default: not written");
   command.add_flag("--restart", flags->restart, "Begins anew where there are checkpoints");
-  command.add_option("--threads", flags->threads, "0: all processors")
+  command.add_option("--threads", flags->threads, "Compute threads; 0: what the machine grants")
       ->capture_default_str()
       ->check(IntegerIn(0, 1024));
 }

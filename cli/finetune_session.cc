@@ -66,7 +66,8 @@ absl::StatusOr<Json> SettingsOf(const FinetuneFlags& flags, const std::string& s
   settings["data"] = engine::TensorHash(AsBytes(data));
   settings["dtype"] = flags.dtype;
   settings["chat-format"] = flags.prompts.chat_format;
-  settings["system"] = flags.prompts.system_prompt;
+  settings["system"] = flags.prompts.system_prompt.value_or("");
+  if (flags.prompts.system_prompt == "") settings["system-empty"] = true;
   settings["steps"] = flags.steps;
   settings["batch"] = flags.batch;
   settings["max-sequence-length"] = flags.max_sequence_length;

@@ -21,17 +21,29 @@ void AddSources(CLI::App& command, GenerateOptions& o) {
   from->add_option("--model", o.model.host.path, "Hugging Face folder or GGUF file");
   from->add_option("--run", o.run_dir, "A run's folder: its newest checkpoint");
   from->require_option(1);
+  command
+      .add_option("--adapter", o.model.host.adapter,
+                  "With --model: a LoRA adapter (PEFT folder), merged into it. Default: none")
+      ->excludes(from->get_option("--run"));
   auto* what = command.add_option_group("what", "What is completed");
   what->add_option("--prompt", o.prompt, "One prompt");
   what->add_option("--prompts", o.prompts_file,
                    "A file (-: standard input) with one prompt a line: text, a JSON string, or an "
-                   "object with `prompt` or `messages`");
+                   "object with `prompt`, `messages` or `prompt_ids`");
   what->require_option(1);
   command.add_flag("--raw", o.raw, "The prompt's text as it is, special tokens in it parsed");
-  command.add_option("--system", o.system, "System message");
+  command.add_flag(
+      "--ignore-fields", o.ignore_fields,
+      "Passes over fields of objects in --prompts that aren't known, as data sets have "
+      "them; without it they are errors");
+  command
+      .add_option_function<std::string>(
+          "--system", [&o](const std::string& text) { o.system = text; },
+          "System message, in place of the run's or the template's; \"\": one without text")
+      ->type_name("TEXT");
   command.add_option("--chat-format", o.chat_format,
                      "How messages become a prompt: auto (the model's own way) or a format's name "
-                     "(docs/chat-formats.md)");
+                     "(docs/chat-formats.md). Default: the run's, or auto");
 }
 
 void AddEngine(CLI::App& command, GenerateOptions& o) {
@@ -48,11 +60,16 @@ void AddEngine(CLI::App& command, GenerateOptions& o) {
       .add_option("--max-running", o.model.max_running,
                   absl::StrCat("Sequences computed at once. Default: ", o.model.max_running))
       ->check(IntegerIn(1, 512));
-  command.add_option("--dtype", o.dtype, "Computation in bf16 (default) or f32");
-  command.add_option("--weight-dtype", o.model.host.weight_dtype,
-                     "Matrices as bf16 (default: as --dtype says), int8, int4 or fp8");
-  command.add_option("--kv-dtype", o.model.host.kv_dtype,
-                     "Keys and values as bf16 (default: as --dtype says), int8 or fp8");
+  command.add_option("--dtype", o.dtype, "Computation in bf16 (default) or f32")
+      ->check(OneOf({"bf16", "f32"}));
+  command
+      .add_option("--weight-dtype", o.model.host.weight_dtype,
+                  "Matrices as bf16 (default: as --dtype says), int8, int4 or fp8")
+      ->check(OneOf({"bf16", "int8", "int4", "fp8"}));
+  command
+      .add_option("--kv-dtype", o.model.host.kv_dtype,
+                  "Keys and values as bf16 (default: as --dtype says), int8 or fp8")
+      ->check(OneOf({"bf16", "int8", "fp8"}));
   command
       .add_option("--speculation", o.model.speculation,
                   "How tokens are guessed ahead: off (default), ngram (from what has been written) "
@@ -66,7 +83,9 @@ void AddEngine(CLI::App& command, GenerateOptions& o) {
                                "Default: ",
                                o.model.draft_tokens))
       ->check(IntegerIn(1, engine::kMaxDraft));
-  command.add_option("--threads", o.model.host.threads, "0 (default): what the machine grants")
+  command
+      .add_option("--threads", o.model.host.threads,
+                  "Compute threads. 0 (default): what the machine grants")
       ->check(IntegerIn(0, 1024));
 }
 
@@ -128,8 +147,10 @@ CLI::Option* AddEnds(CLI::App& command, engine::SamplingParams& s) {
       ->check(IntegerIn(0, INT32_MAX));
   command.add_option("--stop", s.stop_strings,
                      "Text that ends a completion and is left out (may be repeated)");
-  command.add_option("--stop-token-id", s.stop_ids,
-                     "Token id that ends a completion (may be repeated)");
+  command
+      .add_option("--stop-token-id", s.stop_ids,
+                  "Token id that ends a completion (may be repeated)")
+      ->check(IntegerIn(0, INT32_MAX));
   command.add_flag("--ignore-eos", s.ignore_eos, "Go on past the model's end-of-text tokens");
   return max_tokens;
 }
@@ -147,7 +168,7 @@ void AddForms(CLI::App& command, GenerateOptions& o) {
       .add_option("--logprobs", o.sampling.top_logprobs,
                   absl::StrCat("With --json: the log-probs of the K likeliest tokens at each, up "
                                "to ",
-                               engine::kMaxTopLogprobs))
+                               engine::kMaxTopLogprobs, ". Default: 0"))
       ->check(IntegerIn(0, engine::kMaxTopLogprobs));
 }
 }  // namespace

@@ -1,16 +1,21 @@
 #include "cli/generate_io.h"
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/files.h"
+#include "base/printable.h"
 #include "base/status.h"
 #include "services/common/json_unique.h"
 
 namespace stretto::cli {
 namespace {
 using Json = nlohmann::json;
+constexpr absl::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 bool IsUtf8(const std::string& text) {
   try {
@@ -19,6 +24,58 @@ bool IsUtf8(const std::string& text) {
   } catch (const Json::type_error&) {
     return false;
   }
+}
+// Fields that say what is completed, and those that datasets have beside them: answers.
+const std::set<std::string>& PromptFields() {
+  static const auto* names = new std::set<std::string>{"prompt", "messages", "prompt_ids"};
+  return *names;
+}
+const std::set<std::string>& AnswerFields() {
+  static const auto* names =
+      new std::set<std::string>{"answer", "completion", "chosen", "rejected"};
+  return *names;
+}
+
+// A field that isn't read may be meant to change what is written: it isn't passed over in silence.
+absl::Status CheckFields(const Json& object, bool other_fields) {
+  int64_t num_prompts = 0;
+  for (const auto& [key, value] : object.items()) {
+    num_prompts += PromptFields().contains(key) ? 1 : 0;
+    if (PromptFields().contains(key) || AnswerFields().contains(key) || other_fields) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the field '", Printable(key, 64), "' isn't known here: expected one of ",
+        absl::StrJoin(PromptFields(), ", "), ", and beside it ",
+        absl::StrJoin(AnswerFields(), ", "),
+        ", which are passed over (--ignore-fields passes over all others as well; how completions "
+        "are drawn is for flags)"));
+  }
+  if (num_prompts != 1) {
+    return absl::InvalidArgumentError(absl::StrCat("expected one of the fields ",
+                                                   absl::StrJoin(PromptFields(), ", "), ", found ",
+                                                   num_prompts == 0 ? "none" : "several"));
+  }
+  const auto prompt = object.find("prompt");
+  if (prompt != object.end() && !prompt->is_string()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'prompt' must be a string, found JSON of another kind (", prompt->type_name(), ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int32_t>> ReadIds(const Json& list) {
+  if (!list.is_array() || list.empty()) {
+    return absl::InvalidArgumentError("'prompt_ids' must be a list of at least one token id");
+  }
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!list[i].is_number_unsigned() || list[i].get<uint64_t>() > INT32_MAX) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("prompt_ids[", i, "]: expected a token id, an integer from 0, found ",
+                       Printable(list[i].dump(-1, ' ', true), 64)));
+    }
+    ids.push_back(list[i].get<int32_t>());
+  }
+  return ids;
 }
 }  // namespace
 
@@ -34,6 +91,7 @@ absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path, std::FI
     ASSIGN_OR_RETURN(content, Files::Real().ReadAll(path));
   }
   const std::string name = path == "-" ? "standard input" : path;
+  if (absl::StartsWith(content, kByteOrderMark)) content.erase(0, kByteOrderMark.size());
   std::vector<Prompt> prompts;
   int64_t number = 0;
   for (size_t begin = 0; begin < content.size();) {
@@ -41,26 +99,51 @@ absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path, std::FI
     std::string line = content.substr(begin, end - begin);
     if (!line.empty() && line.back() == '\r') line.pop_back();
     ++number;
-    if (!line.empty()) prompts.push_back({std::move(line), absl::StrCat(name, ":", number)});
+    if (!line.empty()) {
+      prompts.push_back({std::move(line), absl::StrCat(name, ":", number), /*is_line=*/true});
+    }
     begin = end + 1;
   }
   if (prompts.empty()) return absl::InvalidArgumentError(name + ": holds no prompts");
   return prompts;
 }
 
-absl::StatusOr<std::vector<int32_t>> EncodePrompt(const LocalModel& model, const std::string& line,
-                                                  bool raw) {
-  const absl::string_view begin = absl::StripLeadingAsciiWhitespace(line);
+absl::StatusOr<PromptInput> ParsePrompt(const Prompt& prompt, bool raw, bool other_fields) {
+  const absl::string_view begin = absl::StripLeadingAsciiWhitespace(prompt.text);
+  PromptInput input;
   if (!raw && !begin.empty() && begin[0] == '{') {
-    const auto object = services::ParseUniqueJson(line);
+    auto object = services::ParseUniqueJson(prompt.text);
     if (!object.ok()) return Annotate(object.status(), "a line that begins with '{' is an object");
-    return model.prompts().EncodeLine(line);
+    RETURN_IF_ERROR(CheckFields(*object, other_fields));
+    if (object->contains("prompt_ids")) {
+      ASSIGN_OR_RETURN(input.ids, ReadIds((*object)["prompt_ids"]));
+    } else {
+      input.line = prompt.text;
+    }
+    return input;
   }
-  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  const std::string text = json.is_string() ? json.get<std::string>() : line;
-  if (raw) return model.prompts().EncodeRaw(text, /*parse_special=*/true);
+  const Json json = Json::parse(prompt.text, nullptr, /*allow_exceptions=*/false);
+  if (!raw && prompt.is_line && !json.is_discarded() && !json.is_string()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "expected text, a JSON string or a JSON object, found JSON of another kind (",
+        json.type_name(), "): if it is meant as text, write it in quotes or give --raw",
+        json.is_array() ? "; if it is token ids, write {\"prompt_ids\": [...]}" : ""));
+  }
+  const std::string text = json.is_string() ? json.get<std::string>() : prompt.text;
+  if (raw) {
+    input.raw = text;
+    return input;
+  }
   if (!IsUtf8(text)) return absl::InvalidArgumentError("not valid UTF-8");
-  return model.prompts().EncodeLine(Json{{"prompt", text}}.dump());
+  input.line = Json{{"prompt", text}}.dump();
+  return input;
+}
+
+absl::StatusOr<std::vector<int32_t>> EncodePrompt(const LocalModel& model,
+                                                  const PromptInput& input) {
+  if (input.ids.has_value()) return *input.ids;
+  if (input.raw.has_value()) return model.prompts().EncodeRaw(*input.raw, /*parse_special=*/true);
+  return model.prompts().EncodeLine(*input.line);
 }
 
 std::string ToJson(const CompletionLine& line, const LocalCompletion& completion) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -26,11 +27,12 @@ absl::StatusOr<LocalModelOptions> ModelOptions(const GenerateOptions& options) {
     model.host.backend = run.host.backend;
     if (model.host.max_sequence_length == 0) {
       model.host.max_sequence_length = run.host.max_sequence_length;
+      model.host.most_by_default = run.host.most_by_default;
     }
   }
   if (!options.dtype.empty()) model.host.dtype = options.dtype;
   if (!options.chat_format.empty()) model.host.prompts.chat_format = options.chat_format;
-  if (!options.system.empty()) model.host.prompts.system_prompt = options.system;
+  if (options.system.has_value()) model.host.prompts.system_prompt = options.system;
   if (options.raw) model.host.prompts.chat_format = "none";
   return model;
 }
@@ -90,6 +92,21 @@ void RemarkOnContext(const GenerateOptions& options, const LocalModel& model, in
                "longest prompt; completions end there\n",
                options.sampling.max_tokens, static_cast<long long>(context), more.c_str(),
                static_cast<long long>(left));
+}
+
+// Whether guessing ahead was worth it.
+void RemarkOnSpeculation(const engine::SpeculationStats& stats, std::FILE* remarks) {
+  if (stats.kind == engine::SpeculationKind::kOff) return;
+  const double share = stats.num_drafted == 0 ? 0
+                                              : 100.0 * static_cast<double>(stats.num_accepted) /
+                                                    static_cast<double>(stats.num_drafted);
+  std::fprintf(
+      remarks,
+      "stretto: speculation: %lld tokens drafted, %lld of them accepted (%.0f %%), in "
+      "%lld of %lld steps that could have had drafts%s\n",
+      static_cast<long long>(stats.num_drafted), static_cast<long long>(stats.num_accepted), share,
+      static_cast<long long>(stats.num_drafted_steps), static_cast<long long>(stats.num_steps),
+      stats.num_drafted == 0 ? ": none was likely enough to be worth its cost" : "");
 }
 
 // Writes what has ended in its order, or the one completion piece by piece.
@@ -176,11 +193,11 @@ absl::StatusOr<std::pair<int32_t, float>> ParseLogitBias(const std::string& text
   int32_t id = 0;
   float bias = 0;
   if (at != std::string::npos && absl::SimpleAtoi(text.substr(0, at), &id) &&
-      absl::SimpleAtof(text.substr(at + 1), &bias)) {
+      absl::SimpleAtof(text.substr(at + 1), &bias) && std::abs(bias) <= 1e6f) {
     return std::pair(id, bias);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--logit-bias: ", text, ": expected ID=BIAS, a token id and a number"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--logit-bias: ", text, ": expected ID=BIAS, a token id and a number from -1e6 to 1e6"));
 }
 
 absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE* remarks) {
@@ -191,6 +208,12 @@ absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE*
   if (!options.prompts_file.empty()) {
     ASSIGN_OR_RETURN(prompts, ReadPrompts(options.prompts_file));
   }
+  std::vector<PromptInput> inputs;
+  for (const Prompt& prompt : prompts) {
+    auto input = ParsePrompt(prompt, options.raw, options.ignore_fields);
+    if (!input.ok()) return Annotate(input.status(), prompt.place);
+    inputs.push_back(*std::move(input));
+  }
   ASSIGN_OR_RETURN(const LocalModelOptions model_options, ModelOptions(options));
   ASSIGN_OR_RETURN(const auto model, LocalModel::Open(model_options));
   CompleteOptions complete{.seed = options.seed, .num_samples = options.num_samples};
@@ -198,12 +221,15 @@ absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE*
   std::vector<std::vector<int32_t>> ids;
   size_t longest = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    auto encoded = EncodePrompt(*model, prompts[i].text, options.raw);
+    auto encoded = EncodePrompt(*model, inputs[i]);
     if (!encoded.ok()) return Annotate(encoded.status(), prompts[i].place);
     longest = std::max(longest, encoded->size());
     ids.push_back(*std::move(encoded));
   }
   if (model->prompts().lacks_template()) std::fprintf(remarks, "stretto: %s\n", kRawRemark);
+  if (!model->draft_notice().empty()) {
+    std::fprintf(remarks, "stretto: %s\n", model->draft_notice().c_str());
+  }
   RemarkOnContext(options, *model, static_cast<int64_t>(longest), remarks);
   Printer printer(options, prompts, ids, out);
   complete.on_text = [&](size_t, const std::string& text) { printer.Text(text); };
@@ -212,6 +238,7 @@ absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE*
   };
   complete.stop = [&] { return !printer.status().ok(); };
   (void)model->Complete(ids, complete);
+  RemarkOnSpeculation(model->stats().speculation, remarks);
   if (printer.num_cut() > 0) {
     std::fprintf(remarks,
                  "stretto: --max-tokens %d cut off %lld of %zu completions, whose text need not "

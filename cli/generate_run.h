@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,11 +16,13 @@ struct GenerateOptions {
   // One of model.host.path and run_dir; what is set in `model` wins over the run's.
   LocalModelOptions model;
   std::string run_dir;
-  std::string dtype, chat_format, system;  // empty: the run's, or the default
-  std::string prompt, prompts_file;        // one of them
-  bool raw = false;    // the prompt's text as it is, special tokens in it parsed
-  bool json = false;   // one JSON object a completion
-  std::string output;  // a file instead of standard output; of the command
+  std::string dtype, chat_format;     // empty: the run's, or the default
+  std::optional<std::string> system;  // none: the run's, or the template's
+  std::string prompt, prompts_file;   // one of them
+  bool raw = false;                   // the prompt's text as it is, special tokens in it parsed
+  bool ignore_fields = false;         // of prompts that are objects: those that aren't known
+  bool json = false;                  // one JSON object a completion
+  std::string output;                 // a file instead of standard output; of the command
   engine::SamplingParams sampling;
   bool max_tokens_given = false;        // then it is told when the context leaves less
   std::vector<std::string> logit_bias;  // "ID=BIAS"

@@ -68,7 +68,10 @@ TEST_CASE("guessing ahead writes the same, and a text that was cut off is told o
   options.prompt = "1+1=2 1+1=2 1+1=2 1+1=";
   const std::string plain = TextOf(options);
   options.model.speculation = "ngram";
-  CHECK(TextOf(options) == plain);
+  const Written guessed = Run(options);
+  CHECK(guessed.text == plain);
+  CHECK(absl::StrContains(guessed.remarks, "stretto: speculation: "));
+  CHECK(absl::StrContains(guessed.remarks, " tokens drafted, "));
   options.model.speculation = "off";
   options.choices = {"a text of many tokens", "another one"};
   const Written cut = Run(options);
@@ -125,14 +128,66 @@ TEST_CASE("several completions stand apart, and a file's line is named in errors
   options.output = dir.path();
   CHECK(absl::StrContains(GenerateTo(options, remarks).message(), "--output"));
   std::fclose(remarks);
-  for (const char* bad : {"{\"prompt\": \"x\"", "{\"prompt\": 3}",
-                          "{\"prompt\": \"a\", \"prompt\": \"b\"}", "{\"messages\": []}", "\xff"}) {
+  for (const char* bad :
+       {"{\"prompt\": \"x\"", "{\"prompt\": 3}", "{\"prompt\": \"a\", \"prompt\": \"b\"}",
+        "{\"messages\": []}", "\xff", "null", "42", "[1, 2, 3]", "true", "{}",
+        "{\"prompt\": \"x\", \"max_tokens\": 3}", "{\"prompt\": \"x\", \"prompt_ids\": [1]}",
+        "{\"prompt_ids\": []}", "{\"prompt_ids\": [1, -1]}", "{\"prompt_ids\": [1, 257]}",
+        "{\"prompt_ids\": [1.5]}", "{\"messages\": [{\"role\": \"user\", \"content\": 3}]}",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"x\", \"name\": \"y\"}]}"}) {
     std::ofstream(options.prompts_file, std::ios::trunc) << "one\n\n" << bad << "\n";
     const absl::Status status = Run(options).status;
     INFO(bad << ": " << status.message());
     CHECK(absl::IsInvalidArgument(status));
     CHECK(absl::StartsWith(status.message(), options.prompts_file + ":3: "));
   }
+}
+
+TEST_CASE("a file's prompts are what their lines say, and no field is passed over") {
+  const auto parsed = [](const std::string& line, bool raw = false, bool other_fields = false) {
+    return ParsePrompt({line, "f:1", /*is_line=*/true}, raw, other_fields);
+  };
+  const auto fault = [&](const std::string& line) {
+    return std::string(parsed(line).status().message());
+  };
+  CHECK(*parsed("plain [1]")->line == R"({"prompt":"plain [1]"})");
+  CHECK(*parsed("\"42\"")->line == R"({"prompt":"42"})");
+  CHECK(*parsed("[INST] hello")->line == R"({"prompt":"[INST] hello"})");
+  CHECK(*parsed("42", /*raw=*/true)->raw == "42");
+  CHECK(*ParsePrompt({"42", "--prompt"}, false, false)->line == R"({"prompt":"42"})");
+  CHECK(*parsed(R"({"prompt_ids": [3, 1]})")->ids == std::vector<int32_t>{3, 1});
+  REQUIRE_OK(parsed(R"({"prompt": "x", "answer": 3, "chosen": "", "rejected": ""})"));
+  REQUIRE_OK(parsed(R"({"prompt": "x", "source": "y"})", false, /*other_fields=*/true));
+  CHECK(absl::StrContains(fault("42"), "JSON of another kind (number)"));
+  CHECK(absl::StrContains(fault("[1, 2]"), "write {\"prompt_ids\": [...]}"));
+  CHECK(absl::StrContains(fault(R"({"prompt": "x", "seed": 3})"),
+                          "'seed' isn't known here: expected one of messages, prompt, prompt_ids"));
+  CHECK(absl::StrContains(fault(R"({"text": "x"})"), "the field 'text' isn't known"));
+  CHECK(absl::StrContains(fault(R"({"answer": "x"})"), "found none"));
+  CHECK(absl::StrContains(fault(R"({"prompt_ids": [1, "2"]})"), "prompt_ids[1]: expected a token"));
+}
+
+TEST_CASE("an empty system message is one without text, not the template's") {
+  GenerateOptions options = Options();
+  options.raw = false;
+  options.chat_format = "zephyr";  // whose markers are ordinary text, for a model without any
+  options.json = true;
+  const auto ids = [&] {
+    const std::string line = TextOf(options);
+    return line.substr(0, line.find("\"sample\""));
+  };
+  const std::string without = ids();
+  options.system = "";
+  const std::string empty = ids();
+  CHECK(empty != without);
+  options.prompt = R"({"messages": [{"role": "system", "content": ""},
+                                    {"role": "user", "content": "What is 7 + 8?"}]})";
+  options.system.reset();
+  const auto prompt_ids = [](const std::string& line) {
+    const size_t begin = line.find("\"prompt_ids\"");
+    return line.substr(begin, line.find(']', begin) - begin);
+  };
+  CHECK(prompt_ids(ids()) == prompt_ids(empty));
 }
 
 TEST_CASE("a model without a chat template completes prompts as they are, and says so") {
@@ -222,7 +277,7 @@ TEST_CASE("biases, penalties and ends") {
   options.sampling.stop_ids = {66};
   options.sampling.min_tokens = 3;
   CHECK(LinesOf(TextOf(options))[0].find('A') != 0);
-  for (const char* bad : {"66", "=1", "x=1", "66=", "66=y"}) {
+  for (const char* bad : {"66", "=1", "x=1", "66=", "66=y", "66=nan", "66=inf", "66=2e6"}) {
     options.logit_bias = {bad};
     CHECK(absl::StrContains(Run(options).status.message(), bad));
   }

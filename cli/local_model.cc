@@ -72,6 +72,7 @@ absl::StatusOr<std::unique_ptr<LocalModel>> LocalModel::Open(const LocalModelOpt
   services::ModelHostOptions host = options.host;
   host.prompts.raw_without_template = true;
   ASSIGN_OR_RETURN(model->host_, services::OpenModelHost(host, load));
+  if (!host.adapter.empty()) model->host_->files.tensors = nullptr;  // merged ones take memory
   RETURN_IF_ERROR(model->OpenEngine(options));
   return model;
 }

@@ -60,6 +60,9 @@ class LocalModel {
 
   // Tokens that prompt and completion may have together, and what the model itself allows.
   int64_t context() const { return engine_->max_context(); }
+  // What one should know of the draft model; empty: nothing.
+  const std::string& draft_notice() const { return speculation_.notice; }
+  engine::EngineStats stats() const { return engine_->stats(); }
   int64_t max_positions() const { return host_->files.config.max_position_embeddings; }
   // Errors of engine::Constraint::Compile.
   absl::StatusOr<std::shared_ptr<const engine::Constraint>> Compile(

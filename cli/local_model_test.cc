@@ -54,6 +54,28 @@ TEST_CASE("a folder that is no model is told what it is") {
   CHECK(absl::StrContains(fault(), "it is a run's folder"));
 }
 
+TEST_CASE("a run's context is the model's where the run names none, and never more") {
+  const std::string examples = STRETTO_SOURCE_DIR "/examples/";
+  const auto open = [&examples](const std::string& length, const std::string& more = "") {
+    const auto run = ParseRunConfig(
+        "model: {path: tiny-model, chat_format: none" + length +
+            "}\ndata: {train: arithmetic/tiny-train.jsonl}\nrewards: [{type: integer}]\n" + more,
+        examples + "run.yaml");
+    REQUIRE_OK(run);
+    LocalModelOptions options;
+    options.host = services::OptionsOfRun(*run, /*threads=*/1);
+    return LocalModel::Open(options);
+  };
+  const auto model = open("");
+  REQUIRE_OK(model);
+  CHECK((*model)->context() == 256);
+  const auto shorter = open(", max_sequence_length: 128", "rollout: {max_tokens: 64}\n");
+  REQUIRE_OK(shorter);
+  CHECK((*shorter)->context() == 128);
+  CHECK(absl::StrContains(open(", max_sequence_length: 1024").status().message(),
+                          "was made for 256"));
+}
+
 // Weights are loaded while the tokenizer is read: what has been loaded is freed before its device.
 TEST_CASE("a model whose tokenizer can't be read is an error, not a crash") {
   const std::string good = STRETTO_SOURCE_DIR "/examples/tiny-model";

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "base/flag_checks.h"
 #include "base/printable.h"
 #include "base/version.h"
 #include "cli/commands.h"
@@ -29,6 +30,13 @@ int main(int argc, char** argv) {
   AddReportCommand(app, &chosen);
   AddSftCommand(app, &chosen);
   AddDpoCommand(app, &chosen);
+  for (CLI::App* command : app.get_subcommands({})) {
+    command->set_version_flag("--version", std::string("stretto ") + stretto::kVersion);
+  }
+  // What may be meant: texts of models' prompts and answers, and the empty override, which
+  // has its own message.
+  stretto::RefuseEmptyValues(app,
+                             {"--prompt", "--system", "--choice", "--pattern", "--regex", "--set"});
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

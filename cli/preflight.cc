@@ -5,6 +5,7 @@
 #include "engine/formats/model_files.h"
 #include "engine/prompt/prompt_encoder.h"
 #include "services/common/metrics.h"
+#include "services/common/model_host.h"
 #include "services/coordinator/dataset.h"
 #include "services/scorer/judge.h"
 
@@ -30,12 +31,11 @@ absl::Status CheckModel(const std::string& path, const engine::PromptOptions& pr
 
 absl::Status CheckRun(const RunConfig& run) {
   RETURN_IF_ERROR(CheckData(run));
-  RETURN_IF_ERROR(CheckModel(run.model.path, {.chat_format = run.model.chat_format,
-                                              .system_prompt = run.data.system_prompt}));
+  RETURN_IF_ERROR(CheckModel(run.model.path, services::OptionsOfRun(run, /*threads=*/0).prompts));
   if (!run.cluster.draft_model.empty()) {
     RETURN_IF_ERROR(
         CheckModel(run.cluster.draft_model,
-                   {.chat_format = "auto", .system_prompt = "", .chat_optional = true}));
+                   {.chat_format = "auto", .system_prompt = {}, .chat_optional = true}));
   }
   services::Metrics metrics;
   ASSIGN_OR_RETURN(const auto judge,

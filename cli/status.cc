@@ -140,12 +140,13 @@ void AddStatusCommand(CLI::App& app, Command* chosen) {
   CLI::App* command = app.add_subcommand("status", "Shows or controls a run.");
   auto* where = command->add_option_group("where");
   where->add_option("run_dir", flags->run_dir, "The run's folder");
-  where->add_option("--coordinator", flags->address, "host:port of its coordinator");
+  where->add_option("--coordinator", flags->address,
+                    "host:port of its coordinator; default: found in the folder");
   where->require_option(1);
   auto* action = command->add_option_group("action");
   action->add_flag("--stop", flags->stop, "Checkpoint and end; the same run file resumes");
-  action->add_flag("--pause", flags->pause);
-  action->add_flag("--resume", flags->resume);
+  action->add_flag("--pause", flags->pause, "Generate and train nothing until --resume");
+  action->add_flag("--resume", flags->resume, "Go on after --pause");
   action->add_flag("--checkpoint", flags->checkpoint, "Write a checkpoint now");
   action->require_option(0, 1);
   command->callback([flags, chosen] { *chosen = [flags] { return Finish(Status(*flags)); }; });

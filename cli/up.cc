@@ -19,6 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/files.h"
+#include "base/flag_checks.h"
 #include "base/status.h"
 #include "cli/commands.h"
 #include "cli/coordinator_client.h"
@@ -399,10 +400,16 @@ void AddUpCommand(CLI::App& app, Command* chosen) {
   CLI::App* command = app.add_subcommand(
       "up", "Runs a run file's services on this machine; the same command resumes.");
   command->add_option("run_file", flags->run_file, "The run file (YAML)")->required();
-  command->add_option("--set", flags->overrides, "section.key=value, wins over the file")
+  command
+      ->add_option("--set", flags->overrides,
+                   "section.key=value, wins over the file (may be repeated)")
       ->take_all();
   command->add_flag("--plain", flags->plain, "Plain lines, as when the output is no terminal");
-  command->add_option("--log-level", flags->log_level, "error | warning | info | debug");
+  command
+      ->add_option("--log-level", flags->log_level,
+                   "Of the services' logs: debug, info, warning or error")
+      ->capture_default_str()
+      ->check(OneOf({"debug", "info", "warning", "error"}));
   command->callback([flags, chosen] { *chosen = [flags] { return Finish(Up(*flags)); }; });
 }
 }  // namespace stretto::cli

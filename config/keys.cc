@@ -11,6 +11,11 @@ Rule AtLeastOr(double min, std::map<std::string, int64_t> words) {
   rule.words = std::move(words);
   return rule;
 }
+Rule BetweenOr(double min, double max, std::map<std::string, int64_t> words) {
+  Rule rule = AtLeastOr(min, std::move(words));
+  rule.max = max;
+  return rule;
+}
 Rule Positive() { return {.min = 0, .min_excluded = true}; }
 Rule Between(double min, double max) { return {.min = min, .max = max}; }
 // min < value <= max.
@@ -68,9 +73,10 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
                  "smollm3-nothink"}),
           "How chat messages become a prompt; `auto` goes by the model's own template "
           "(docs/chat-formats.md)."),
-      KEY(model, max_sequence_length, Between(2, 1 << 20),
+      KEY(model, max_sequence_length, BetweenOr(2, 1 << 20, {{"auto", ModelSection::kAutoLength}}),
           "Tokens of prompt and completion together, at most those that the model was made for; "
-          "also fixes `dynamic` rope scaling."),
+          "also fixes `dynamic` rope scaling. `auto`: the model's own, but at most 1024; "
+          "completions end there even where `rollout.max_tokens` is more."),
 
       KEY(lora, rank, Between(0, 65536),
           "Rank of an adapter that is trained instead of the model's weights (docs/lora.md). 0: "
@@ -308,17 +314,19 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
 
 const std::vector<KeyDef<RewardSpec>>& RewardKeys() {
   static const auto* keys = new std::vector<KeyDef<RewardSpec>>{
-      REWARD_KEY(type, OneOf({"exact", "integer", "numeric", "regex", "length", "json", "service"}),
-                 "What judges. Required."),
+      REWARD_KEY(
+          type,
+          OneOf({"exact", "contains", "integer", "numeric", "regex", "length", "json", "service"}),
+          "What judges. Required."),
       REWARD_KEY(name, NameRule(), "In metrics; unique. Empty: the type."),
       REWARD_KEY(weight, Any(), "A rollout's reward is the weighted sum."),
-      REWARD_KEY(answer_field, Any(), "Field of the data line to compare with.", "exact", "integer",
-                 "numeric"),
+      REWARD_KEY(answer_field, Any(), "Field of the data line to compare with.", "exact",
+                 "contains", "integer", "numeric"),
       REWARD_KEY(tolerance, AtLeast(0), "Relative or absolute difference allowed.", "numeric"),
       REWARD_KEY(take, OneOf({"last", "first", "only"}),
                  "Which number of the completion counts; `only`: it must be nothing else.",
                  "integer", "numeric"),
-      REWARD_KEY(ignore_case, Any(), "Whether letters' case is ignored.", "exact"),
+      REWARD_KEY(ignore_case, Any(), "Whether letters' case is ignored.", "exact", "contains"),
       REWARD_KEY(pattern, Any(), "Searched for in the completion (PCRE2). Required.", "regex"),
       REWARD_KEY(target_tokens, AtLeast(0),
                  "1 up to so many tokens, then falling linearly to 0 at `rollout.max_tokens`.",

@@ -18,10 +18,17 @@ struct RunSection {
 };
 
 struct ModelSection {
-  std::string path;                    // Hugging Face folder or GGUF file
-  std::string dtype = "bf16";          // bf16 | f32, of weights and activations
-  std::string chat_format = "auto";    // auto (by the model's template), or as in keys.cc
-  int64_t max_sequence_length = 1024;  // prompt + completion; also fixes `dynamic` rope scaling
+  std::string path;                  // Hugging Face folder or GGUF file
+  std::string dtype = "bf16";        // bf16 | f32, of weights and activations
+  std::string chat_format = "auto";  // auto (by the model's template), or as in keys.cc
+  // Prompt + completion; also fixes `dynamic` rope scaling.
+  static constexpr int64_t kAutoLength = 0;   // the model's own, but at most
+  static constexpr int64_t kMostAuto = 1024;  // so many
+  int64_t max_sequence_length = kAutoLength;
+  // What a sequence can't exceed, whatever the model.
+  int64_t MostLength() const {
+    return max_sequence_length == kAutoLength ? kMostAuto : max_sequence_length;
+  }
 };
 
 // An adapter that is trained instead of the model's own weights (docs/lora.md).
@@ -64,15 +71,15 @@ struct RolloutSection {
 
 // One verifier or service; a rollout's reward is the weighted sum.
 struct RewardSpec {
-  std::string type;  // exact | integer | numeric | regex | length | json | service
+  std::string type;  // exact | contains | integer | numeric | regex | length | json | service
   std::string name;  // in metrics; default: type
   double weight = 1.0;
   std::string answer_field =
-      "answer";               // exact, integer, numeric: the dataset field to compare with
-  double tolerance = 1e-6;    // numeric: relative or absolute difference allowed
+      "answer";             // exact, contains, integer, numeric: the dataset field to compare with
+  double tolerance = 1e-6;  // numeric: relative or absolute difference allowed
   std::string take = "last";  // integer, numeric: which number of the completion: last | first |
                               // only (only: the completion is that number and nothing else)
-  bool ignore_case = true;    // exact
+  bool ignore_case = true;    // exact, contains
   std::string pattern;        // regex: searched for in the completion (PCRE2)
   int64_t target_tokens = 0;  // length: 1 up to here, then falling linearly to 0 at max_tokens
   std::vector<std::string> required_keys;  // json: keys the object must have

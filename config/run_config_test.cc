@@ -192,7 +192,8 @@ TEST_CASE("errors name file, line, key and what is expected") {
       {"  - type: service\n", "run.yaml: rewards[1].address: expected host:port, found nothing"},
       {"  - regex\n", "run.yaml:7: rewards[1]. expected keys with values (type: …), found 'regex'"},
       {"  - weight: 1\n",
-       "run.yaml: rewards[1].type: expected one of exact, integer, numeric, regex, length, json, "
+       "run.yaml: rewards[1].type: expected one of exact, contains, integer, numeric, regex, "
+       "length, json, "
        "service, found nothing"},
   };
   for (const Case& c : cases) CHECK(f.Error(kMinimal + c.extra) == c.message);
@@ -266,6 +267,7 @@ TEST_CASE("a written run file reads back equal") {
   CHECK(again->hash == good->hash);
   CHECK(again->train.lr == good->train.lr);
   CHECK(again->train.checkpoint_every == TrainSection::kAutoInterval);
+  CHECK(again->model.max_sequence_length == ModelSection::kAutoLength);
   CHECK(again->rollout.stop == good->rollout.stop);
   CHECK(again->rewards[1].pattern == good->rewards[1].pattern);
 }

@@ -93,7 +93,7 @@ absl::Status CheckRewards(RunConfig* c, const Origins& origins) {
 }
 
 absl::Status CheckLengths(const RunConfig& c, const Origins& origins) {
-  const int64_t context = c.model.max_sequence_length;
+  const int64_t context = c.model.MostLength();
   const std::string context_key = "model.max_sequence_length";
   RETURN_IF_ERROR(
       CheckBelow(origins, "rollout.max_tokens", c.rollout.max_tokens, context_key, context));

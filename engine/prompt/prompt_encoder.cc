@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/printable.h"
 #include "base/status.h"
 
 namespace stretto::engine {
@@ -39,6 +40,16 @@ absl::StatusOr<std::string> TextField(const Json& object, const char* field) {
   return it->get<std::string>();
 }
 
+// What a message says beside its text would be lost. A null says nothing.
+absl::Status CheckFields(const Json& message) {
+  for (const auto& [key, value] : message.items()) {
+    if (key == "role" || key == "content" || value.is_null()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", Printable(key, 64), "' is no field that prompts have: expected 'role' and 'content'"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<ChatMessage>> ReadMessages(const Json& list) {
   if (!list.is_array() || list.empty()) {
     return absl::InvalidArgumentError("'messages' must be a list of at least one message");
@@ -50,7 +61,7 @@ absl::StatusOr<std::vector<ChatMessage>> ReadMessages(const Json& list) {
     }
     auto role = TextField(list[i], "role");
     auto content = TextField(list[i], "content");
-    for (const auto& status : {role.status(), content.status()}) {
+    for (const auto& status : {role.status(), content.status(), CheckFields(list[i])}) {
       RETURN_IF_ERROR(Annotate(status, absl::StrCat("messages[", i, "]")));
     }
     messages.push_back({*std::move(role), *std::move(content)});
@@ -110,15 +121,15 @@ absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeLine(const std::string
   }
   ASSIGN_OR_RETURN(const std::string text, TextField(line, "prompt"));
   if (text.empty()) return absl::InvalidArgumentError("'prompt' is empty");
-  if (chat_.format == ChatFormat::kNone) return EncodeRaw(system_prompt_ + text);
+  if (chat_.format == ChatFormat::kNone) return EncodeRaw(system_prompt_.value_or("") + text);
   return EncodeMessages({{"user", text}});
 }
 
 absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeMessages(
     std::vector<ChatMessage> messages, const ConversationOptions& options) const {
   RETURN_IF_ERROR(no_chat_);
-  if (!system_prompt_.empty() && !messages.empty() && messages.front().role != "system") {
-    messages.insert(messages.begin(), {"system", system_prompt_});
+  if (system_prompt_.has_value() && !messages.empty() && messages.front().role != "system") {
+    messages.insert(messages.begin(), {"system", *system_prompt_});
   }
   ChatTemplate chat = chat_;
   if (options.enable_thinking.has_value()) {

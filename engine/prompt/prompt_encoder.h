@@ -21,7 +21,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const ModelFiles& files
 
 struct PromptOptions {
   std::string chat_format = "auto";  // the run file's model.chat_format
-  std::string system_prompt;  // for conversations without a system message; empty: the template's
+  // For conversations without a system message; none: what the template does then. An empty one is
+  // a system message without text.
+  std::optional<std::string> system_prompt;
   // A template that is missing or unknown is an error of what needs one, not of Open.
   bool chat_optional = false;
   // With "auto" and a model that has no template at all: as with "none".
@@ -41,7 +43,8 @@ class PromptEncoder {
                                                              const PromptOptions& options);
 
   // InvalidArgument says what is wrong with the line: not an object, neither or both of `prompt`
-  // and `messages`, a field of another type, an empty prompt. FailedPrecondition: there is no chat
+  // and `messages`, a field of another type, an empty prompt, a message with fields that no prompt
+  // would have (other fields of the line are the caller's). FailedPrecondition: there is no chat
   // template (`chat_optional`), which all but EncodeRaw need.
   absl::StatusOr<std::vector<int32_t>> EncodeLine(const std::string& json) const;
   absl::StatusOr<std::vector<int32_t>> EncodeMessages(
@@ -63,7 +66,7 @@ class PromptEncoder {
   ChatTemplate chat_;
   absl::Status no_chat_;  // why there is none
   bool lacks_template_ = false;
-  std::string system_prompt_;
+  std::optional<std::string> system_prompt_;
   std::vector<int32_t> stop_ids_;
 };
 }  // namespace stretto::engine

@@ -16,7 +16,9 @@ TEST_CASE("a key that comes twice in an object is refused with its name") {
   };
   CHECK(fault(R"({"a": 1, "b": [{"a": 2}, {"a": 3}], "c": {"b": 4}})").empty());
   CHECK(fault(R"({"a": 1, "a": 1})") == "the key 'a' comes twice");
-  CHECK(fault(R"([{"x": {"b": 1, "c": 2, "b": {}}}])") == "the key 'b' comes twice");
+  CHECK(fault(R"([{"x": {"b": 1, "c": 2, "b": {}}}])") == "the key 'b' comes twice in /0/x");
+  CHECK(fault(R"({"a": [[1, {}], [2, {"b/~": {"c": 1, "c": 2}}]]})") ==
+        "the key 'c' comes twice in /a/1/1/b~1~0");
   CHECK(fault(R"({"a\u001b[2J": 1, "\u0061\u001b[2J": 1})") == "the key 'a\\x1b[2J' comes twice");
   CHECK(absl::StartsWith(fault("{\"a\": "), "not valid JSON in UTF-8: "));
   CHECK(absl::StartsWith(fault("{\"a\": \"\xff\"}"), "not valid JSON in UTF-8: "));
@@ -29,7 +31,7 @@ TEST_CASE("each reward finds its answer in a line, or says what is wrong with it
     spec.type = type;
     return std::string(CheckAnswers({spec}, line).message());
   };
-  for (const char* type : {"exact", "integer", "numeric"}) {
+  for (const char* type : {"exact", "contains", "integer", "numeric"}) {
     INFO(type);
     CHECK(fault(type, {{"answer", 12}}).empty());
     CHECK(fault(type, {{"answer", "12"}}).empty());

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/printable.h"
@@ -42,6 +43,13 @@ absl::StatusOr<std::string> AnswerText(const json& line, const std::string& fiel
                                    ", no text and no number"));
 }
 
+absl::StatusOr<std::string> AnswerWord(const json& line, const std::string& field) {
+  ASSIGN_OR_RETURN(const std::string text, AnswerText(line, field));
+  const absl::string_view word = absl::StripAsciiWhitespace(text);
+  if (word.empty()) return Fault(field, "is empty: every completion would contain it");
+  return std::string(word);
+}
+
 absl::StatusOr<std::string> AnswerInteger(const json& line, const std::string& field) {
   ASSIGN_OR_RETURN(const std::string text, AnswerText(line, field));
   const absl::optional<std::string> number = OnlyNumber(text);
@@ -65,6 +73,7 @@ absl::Status CheckAnswers(const std::vector<RewardSpec>& rewards, const json& li
   for (const RewardSpec& reward : rewards) {
     absl::Status status;
     if (reward.type == "exact") status = AnswerText(line, reward.answer_field).status();
+    if (reward.type == "contains") status = AnswerWord(line, reward.answer_field).status();
     if (reward.type == "integer") status = AnswerInteger(line, reward.answer_field).status();
     if (reward.type == "numeric") status = AnswerNumber(line, reward.answer_field).status();
     if (status.ok()) continue;

@@ -13,6 +13,8 @@ namespace stretto::services {
 // The value of a field as text: a text, a number, true or false. `field` is one of the line or,
 // with points, of an object inside it. INVALID_ARGUMENT names the field.
 absl::StatusOr<std::string> AnswerText(const nlohmann::json& line, const std::string& field);
+// The same without white space around it; not empty.
+absl::StatusOr<std::string> AnswerWord(const nlohmann::json& line, const std::string& field);
 // As CanonicalInteger (numbers.h) and as a finite number.
 absl::StatusOr<std::string> AnswerInteger(const nlohmann::json& line, const std::string& field);
 absl::StatusOr<double> AnswerNumber(const nlohmann::json& line, const std::string& field);

@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/model/lora_merged.h"
 
 namespace stretto::services {
 using engine::Manifest;
@@ -26,14 +27,18 @@ absl::StatusOr<DType> ParseDType(const std::string& name) {
 }  // namespace
 
 ModelHostOptions OptionsOfRun(const RunConfig& run, int threads) {
-  return {
-      .path = run.model.path,
-      .dtype = run.model.dtype,
-      .prompts = {.chat_format = run.model.chat_format, .system_prompt = run.data.system_prompt},
-      .k_leaves = run.train.k_leaves,
-      .max_sequence_length = run.model.max_sequence_length,
-      .backend = run.cluster.backend,
-      .threads = threads};
+  engine::PromptOptions prompts;
+  prompts.chat_format = run.model.chat_format;
+  if (!run.data.system_prompt.empty()) prompts.system_prompt = run.data.system_prompt;
+  return {.path = run.model.path,
+          .adapter = "",
+          .dtype = run.model.dtype,
+          .prompts = prompts,
+          .k_leaves = run.train.k_leaves,
+          .max_sequence_length = run.model.max_sequence_length,
+          .most_by_default = ModelSection::kMostAuto,
+          .backend = run.cluster.backend,
+          .threads = threads};
 }
 
 namespace {
@@ -50,7 +55,7 @@ int64_t MaxPositions(const engine::ModelConfig& config) {
 absl::StatusOr<int64_t> ContextOf(const ModelHostOptions& options,
                                   const engine::ModelConfig& config) {
   if (options.max_sequence_length <= 0) {
-    return std::min(kDefaultMaxSequence, config.max_position_embeddings);
+    return std::min(options.most_by_default, config.max_position_embeddings);
   }
   const int64_t most = MaxPositions(config);
   if (options.max_sequence_length <= most) return options.max_sequence_length;
@@ -79,6 +84,14 @@ absl::Status MakeDevice(const ModelHostOptions& options, ModelHost* host) {
   host->profile = ToProto(profile);
   return absl::OkStatus();
 }
+
+absl::Status MergeInto(const std::string& adapter, ModelHost* host) {
+  auto merged = engine::OpenMergedPeft(*host->device, host->files.config, adapter,
+                                       std::move(host->files.tensors));
+  if (!merged.ok()) return Annotate(merged.status(), absl::StrCat("adapter ", adapter));
+  host->files.tensors = *std::move(merged);
+  return absl::OkStatus();
+}
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(
@@ -91,6 +104,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(
   absl::StatusOr<std::unique_ptr<engine::PromptEncoder>> prompts;
   std::thread reader([&] { prompts = engine::PromptEncoder::Open(host->files, options.prompts); });
   absl::Status made = MakeDevice(options, host.get());
+  if (made.ok() && !options.adapter.empty()) made = MergeInto(options.adapter, host.get());
   if (made.ok() && meanwhile) made = meanwhile(*host);
   reader.join();
   RETURN_IF_ERROR(prompts.status());

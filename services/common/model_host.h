@@ -20,16 +20,17 @@
 namespace stretto::services {
 struct ModelHostOptions {
   std::string path;
+  std::string adapter;                // PEFT folder, merged into the weights; empty: none
   std::string dtype = "bf16";         // bf16 or f32
   std::string weight_dtype = "bf16";  // bf16 (as dtype says), int8, int4 or fp8: of matrices
   std::string kv_dtype = "bf16";      // bf16 (as dtype says), int8 or fp8: of the KV cache
   engine::PromptOptions prompts;      // chat format and system prompt, as in the run file
   int64_t k_leaves = 1;               // of sums over what leaves share, as in the run file
-  int64_t max_sequence_length = 0;    // 0: the model's own, at most kDefaultMaxSequence
+  int64_t max_sequence_length = 0;    // 0: the model's own, at most
+  int64_t most_by_default = 4096;     // so many
   std::string backend = "cpu";
   int threads = 0;
 };
-inline constexpr int64_t kDefaultMaxSequence = 4096;
 // Of a run: `threads` is the flag's value or else the section's.
 ModelHostOptions OptionsOfRun(const RunConfig& run, int threads);
 
@@ -45,9 +46,11 @@ struct ModelHost {
 };
 
 // Opens and checks files, makes device, transformer and tokenizer. Weights are not read. Errors
-// name path and reason. Blocks. `meanwhile`, if any, is called while another thread reads the
-// tokenizer, with all of the host but `prompts`. What it makes on the device belongs into the host:
-// when the tokenizer can't be read the host ends before this returns, and the device with it.
+// name path and reason. With an adapter the files' tensors are merged ones, in memory and in f32,
+// which the host needs no longer once a version has been read from them. Blocks. `meanwhile`, if
+// any, is called while another thread reads the tokenizer, with all of the host but `prompts`. What
+// it makes on the device belongs into the host: when the tokenizer can't be read the host ends
+// before this returns, and the device with it.
 absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(
     const ModelHostOptions& options, const std::function<absl::Status(ModelHost&)>& meanwhile = {});
 

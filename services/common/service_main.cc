@@ -12,10 +12,13 @@
 #include "CLI/App.hpp"
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"
+#include "absl/strings/numbers.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/flag_checks.h"
 #include "base/status.h"
+#include "base/version.h"
 #include "nlohmann/json.hpp"
 #include "services/common/grpc_server.h"
 #include "services/common/listen.h"
@@ -25,6 +28,7 @@
 
 namespace stretto::services {
 namespace {
+constexpr char kAnyParent[] = "true";     // --exit-with-parent without an id
 constexpr int64_t kLastAnswersMs = 1000;  // beyond the grace, for answers to be read
 
 std::string MemberFile(const std::string& run_dir, const std::string& name) {
@@ -44,8 +48,10 @@ std::string ReachableAddress(const std::string& bind, int port) {
   return absl::StrCat(host, ":", port);
 }
 
-absl::Status EndWithParent(int64_t parent) {
-  if (parent == 0) return absl::OkStatus();
+absl::Status EndWithParent(const std::string& flag) {
+  if (flag.empty()) return absl::OkStatus();
+  int64_t parent = -1;
+  if (flag != kAnyParent) STRETTO_CHECK(absl::SimpleAtoi(flag, &parent));
   if (prctl(PR_SET_PDEATHSIG, SIGHUP) != 0) {
     return absl::InternalError("--exit-with-parent: prctl(PR_SET_PDEATHSIG) failed");
   }
@@ -57,10 +63,17 @@ absl::Status EndWithParent(int64_t parent) {
   return absl::OkStatus();
 }
 
+// A flag without a value reads as "true".
+std::string CheckParent(const std::string& text) {
+  return text == kAnyParent ? "" : IntegerIn(1, INT32_MAX)(text);
+}
+
 void AddCommonFlags(CLI::App& app, ServiceFlags& flags) {
-  app.add_option("--run", flags.run_file, "run file (YAML)");
-  app.add_option("--set", flags.overrides, "section.key=value, wins over the run file");
-  app.add_option("--name", flags.name, "member name, stable across restarts")
+  app.add_option("--run", flags.run_file, "run file (YAML); default: none");
+  app.add_option("--set", flags.overrides,
+                 "section.key=value, wins over the run file (may be repeated)");
+  app.add_option("--name", flags.name,
+                 "member name, stable across restarts; default: the service's with -0")
       ->check(CLI::Validator(
           [](const std::string& name) {
             const bool plain = name.size() <= 64 && !name.empty() &&
@@ -74,21 +87,31 @@ void AddCommonFlags(CLI::App& app, ServiceFlags& flags) {
                              "which doesn't come first");
           },
           "NAME"));
-  app.add_option("--bind", flags.bind, "address to listen at");
+  app.add_option("--bind", flags.bind, "address to listen at")->capture_default_str();
   app.add_option("--port", flags.port, "port to listen at; 0: a free one")
+      ->capture_default_str()
       ->check(IntegerIn(0, 65535));
   app.add_option("--coordinator", flags.coordinator,
                  "host:port; default: found in the run's folder");
   app.add_option("--metrics-port", flags.metrics_port, "port of /metrics; 0: a free one, -1: none")
+      ->capture_default_str()
       ->check(IntegerIn(-1, 65535));
-  app.add_option("--threads", flags.threads, "compute threads; 0: by run file")
+  app.add_option("--threads", flags.threads,
+                 "compute threads; 0: by the run file, or what the machine grants")
+      ->capture_default_str()
       ->check(IntegerIn(0, 1024));
-  app.add_option("--log-level", flags.log_level, "debug, info, warning or error");
-  app.add_option("--log-file", flags.log_file, "write the log there too");
-  app.add_option("--grace-ms", flags.grace_ms, "time for running calls and requests at the end")
+  app.add_option("--log-level", flags.log_level, "debug, info, warning or error")
+      ->capture_default_str()
+      ->check(OneOf({"debug", "info", "warning", "error"}));
+  app.add_option("--log-file", flags.log_file,
+                 "a file that the log goes to as well as to stderr; default: none");
+  app.add_option("--grace-ms", flags.grace_ms,
+                 "milliseconds that running calls and requests have at the end")
+      ->capture_default_str()
       ->check(IntegerIn(0, 3'600'000));
-  app.add_flag("--exit-with-parent{-1}", flags.exit_with_parent,
-               "end when the parent process (of this id) ends");
+  app.add_flag("--exit-with-parent", flags.exit_with_parent,
+               "end when the parent process ends; with =ID, when the parent of this id does")
+      ->check(CLI::Validator(CheckParent, ""));
 }
 
 // glibc raises its threshold for blocks of their own up to 32 MB as such blocks are freed, and
@@ -116,7 +139,9 @@ class Process {
     CLI::App app(absl::StrCat("stretto-", service_.kind()),
                  absl::StrCat("stretto-", service_.kind()));
     AddCommonFlags(app, context_.flags);
+    app.set_version_flag("--version", absl::StrCat("stretto-", service_.kind(), " ", kVersion));
     service_.AddFlags(app);
+    RefuseEmptyValues(app, {"--set"});
     try {
       app.parse(argc, argv);
     } catch (const CLI::ParseError& e) {
@@ -156,7 +181,7 @@ class Process {
         InitLogging({.name = flags.name, .level = flags.log_level, .file = flags.log_file}));
     RETURN_IF_ERROR(CheckBind(flags.bind));
     RETURN_IF_ERROR(EndWithParent(flags.exit_with_parent));
-    if (flags.exit_with_parent != 0) signals_.IgnoreInterrupt();
+    if (!flags.exit_with_parent.empty()) signals_.IgnoreInterrupt();
     if (!flags.run_file.empty()) {
       ASSIGN_OR_RETURN(context_.run, LoadRunConfig(flags.run_file, flags.overrides));
       context_.run_dir = context_.run->run.dir;

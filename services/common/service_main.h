@@ -10,6 +10,7 @@
 //   --coordinator HOST:PORT default: read from <run dir>/members/coordinator.json
 //   --metrics-port N        0: a free one, -1: none      --threads N              0: by run file
 //   --log-level LEVEL       --log-file FILE              --grace-ms N             for running calls
+//   --version               what it is, and ends
 //   --exit-with-parent[=PID]  ends in order, within 10 s, when the process that started it ends;
 //                           Ctrl-C is the parent's affair then
 //
@@ -52,9 +53,9 @@ struct ServiceFlags {
   std::string coordinator;
   int metrics_port = 0;
   int threads = 0;
-  std::string log_level, log_file;
+  std::string log_level = "info", log_file;
   int64_t grace_ms = 3000;
-  int64_t exit_with_parent = 0;  // 0: no, -1: whichever parent, else its process id
+  std::string exit_with_parent;  // empty: no, "true": whichever parent, else its process id
 };
 
 // What a service is given at its start; all of it outlives the service's Stop().

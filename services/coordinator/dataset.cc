@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
+#include "base/printable.h"
 #include "base/status.h"
 #include "services/common/dataset_answer.h"
 #include "services/common/json_unique.h"
@@ -23,6 +24,11 @@ std::string MessageFault(const json& message) {
     if (it == message.end() || !it->is_string()) {
       return absl::StrCat("a message has no text `", key, "`");
     }
+  }
+  for (const auto& [key, value] : message.items()) {
+    if (key == "role" || key == "content" || value.is_null()) continue;
+    return absl::StrCat("a message has the field `", Printable(key, 64),
+                        "`, which prompts don't have: expected `role` and `content`");
   }
   return "";
 }

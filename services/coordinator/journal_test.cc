@@ -362,6 +362,8 @@ TEST_CASE("datasets are read line by line and bad lines are named") {
   CHECK(absl::StartsWith(error("{\"messages\": []}"), "d.jsonl:4: `messages` is not a list"));
   CHECK(absl::StartsWith(error("{\"messages\": [{\"role\": \"user\"}]}"),
                          "d.jsonl:4: a message has no text `content`"));
+  CHECK(absl::StartsWith(error(R"({"messages": [{"role": "user", "content": "", "name": "x"}]})"),
+                         "d.jsonl:4: a message has the field `name`"));
   CHECK(absl::StrContains(ParseDataset("\n", "d.jsonl", {}).status().message(), "is empty"));
   const auto marked = ParseDataset("\xef\xbb\xbf{\"prompt\": \"a\"}\r\n", "d.jsonl", {});
   REQUIRE_OK(marked);

@@ -22,6 +22,23 @@ absl::Status CheckSameTokenizer(const engine::Tokenizer& policy, const engine::T
   return absl::OkStatus();
 }
 
+// Quantised files are computed in the policy's dtype: size on disk says nothing about time or
+// memory.
+std::string NoticeOf(const engine::TensorSource& tensors, DType dtype) {
+  int64_t num_quantized = 0, num_elements = 0;
+  absl::string_view type;
+  for (const engine::TensorInfo& tensor : tensors.tensors()) {
+    num_elements += engine::NumElements(tensor);
+    if (engine::BlockElements(tensor.type) == 1) continue;
+    if (num_quantized++ == 0) type = engine::Name(tensor.type);
+  }
+  if (num_quantized == 0) return "";
+  const int64_t bytes = num_elements * (dtype == DType::kBF16 ? 2 : 4);
+  return absl::StrCat("the draft model ", tensors.path(), " is quantised (", type,
+                      ") on disk only: it is read into ", Name(dtype), ", takes ", bytes >> 20,
+                      " MiB and drafts as slowly as an unquantised one");
+}
+
 absl::Status OpenDraftModel(const ModelHost& host, const std::string& path,
                             Speculation* speculation) {
   ASSIGN_OR_RETURN(const engine::ModelFiles files, engine::OpenModel(path));
@@ -38,6 +55,7 @@ absl::Status OpenDraftModel(const ModelHost& host, const std::string& path,
   ASSIGN_OR_RETURN(
       std::unique_ptr<engine::ModelWeights> weights,
       engine::ModelWeights::Load(*host.device, *stream, files.config, host.dtype, *files.tensors));
+  speculation->notice = NoticeOf(*files.tensors, host.dtype);
   speculation->options.draft_model = speculation->transformer.get();
   speculation->options.draft_weights = std::move(weights);
   return absl::OkStatus();

@@ -15,6 +15,7 @@ namespace stretto::services {
 struct Speculation {
   std::unique_ptr<engine::Transformer> transformer;  // if there is a draft model
   engine::SpeculationOptions options;
+  std::string notice;  // what one should know of the draft model; empty: nothing
 };
 // `kind`: off, ngram or model. Errors name the setting, or the draft model's path and reason; one
 // with another tokenizer than the policy's is refused. Blocks for reading the draft model.

@@ -63,6 +63,13 @@ std::string CheckOrigin(const std::string& origin) {
   return good ? "" : "expected scheme://host or scheme://host:port without a path, or *";
 }
 
+// Of a model's or adapter's folder or file, for those who ask for it by name.
+std::string NameOf(const std::string& path) {
+  const auto normal = std::filesystem::path(path).lexically_normal();
+  const auto last = (normal.has_filename() ? normal : normal.parent_path()).filename();
+  return (last.extension() == ".gguf" ? last.stem() : last).string();  // "Qwen2.5-0.5B" is whole
+}
+
 absl::StatusOr<int64_t> KvCacheBytes(const ClusterSection& cluster) {
   if (cluster.kv_cache_share <= 0) return cluster.kv_cache_mb << 20;
   const absl::StatusOr<int64_t> usable = UsableMemoryBytes(Files::Real());
@@ -80,58 +87,16 @@ class GeneratorProgram final : public Service {
   std::string kind() const override { return "generator"; }
 
   void AddFlags(CLI::App& app) override {
-    app.add_option("--model", model_.path, "serve this model, without a run file");
-    app.add_option("--dtype", model_.dtype, "with --model: bf16 or f32");
-    app.add_option(
-        "--weight-dtype", weight_dtype_,
-        "matrices as bf16 (as the model has them), int8, int4 or fp8; with --run it wins "
-        "over rollout.weight_dtype");
-    app.add_option("--kv-dtype", kv_dtype_,
-                   "keys and values as bf16 (as the model's), int8 or fp8; with --run it wins over "
-                   "rollout.kv_dtype");
-    app.add_option("--backend", model_.backend, "with --model: cpu or reference");
-    app.add_option("--chat-format", model_.prompts.chat_format,
-                   "with --model: auto or a format's name (docs/chat-formats.md)");
-    app.add_option("--max-sequence-length", model_.max_sequence_length,
-                   "with --model: the context, prompt and completion together; default: the "
-                   "model's own, but at most 4096 even where the model allows more")
-        ->check(IntegerIn(1, 1 << 24));
-    app.add_option("--kv-cache-mb", cluster_.kv_cache_mb,
-                   "with --model: memory for keys and values, MiB")
-        ->check(IntegerIn(1, 1 << 24));
-    app.add_option("--kv-cache-share", cluster_.kv_cache_share,
-                   "with --model: the same as a share of the memory that this process may use")
-        ->check(NumberIn({.low = 0, .high = 0.99, .without_low = true}));
-    app.add_option("--http-port", http_port_,
-                   "port of the OpenAI-compatible API and of /metrics; 0: a free one, -1: none "
-                   "(default)")
-        ->check(IntegerIn(-1, 65535));
-    app.add_option("--served-model-name", served_model_name_,
-                   "the model's name in the OpenAI-compatible API (default: the run's, or the "
-                   "folder's)");
-    app.add_option("--api-key", api_keys_.given,
-                   "a key that the HTTP API wants as Authorization: Bearer KEY (may be repeated; "
-                   "other users of the machine can read a command line)");
-    app.add_option("--api-key-file", api_keys_.file,
-                   "a file with such keys, one a line; STRETTO_API_KEY in the environment is one "
-                   "more");
-    app.add_option("--cors-origin", cors_origins_,
-                   "an origin (https://host[:port], or *) whose web pages may use the HTTP API "
-                   "(may be repeated)")
-        ->check(CLI::Validator(CheckOrigin, "ORIGIN"));
-    app.add_option("--max-queued", max_queued_,
-                   "completions that may wait, each of a request's n counted; a request for "
-                   "more is refused")
-        ->check(IntegerIn(1, 1 << 20));
-    app.add_option("--max-running", cluster_.max_running, "with --model: sequences at once")
-        ->check(IntegerIn(1, 65536));
-    app.add_option("--speculation", cluster_.speculation,
-                   "with --model: how tokens are guessed ahead: off, ngram or model");
-    app.add_option("--draft-model", cluster_.draft_model,
-                   "with --speculation model: a smaller model with the same tokenizer");
-    app.add_option("--draft-tokens", cluster_.draft_tokens,
-                   "with --speculation: most tokens guessed for a sequence and step")
-        ->check(IntegerIn(1, engine::kMaxDraft));
+    AddModelFlags(app);
+    AddEngineFlags(app);
+    AddHttpFlags(app);
+    // A run has these of its own: given as well they would be passed over.
+    CLI::Option* run = app.get_option("--run");
+    for (const char* flag : {"--model", "--adapter", "--dtype", "--backend", "--chat-format",
+                             "--max-sequence-length", "--kv-cache-mb", "--kv-cache-share",
+                             "--max-running", "--speculation", "--draft-model", "--draft-tokens"}) {
+      app.get_option(flag)->excludes(run);
+    }
   }
 
   absl::Status Start(const ServiceContext& context) override {
@@ -139,6 +104,7 @@ class GeneratorProgram final : public Service {
     in_run_ = context.run.has_value() || !context.flags.coordinator.empty();
     ASSIGN_OR_RETURN(host_, OpenModelHost(model_));
     ASSIGN_OR_RETURN(policy_, PolicyHolder::Create(host_.get(), FetchWeights));
+    if (!model_.adapter.empty()) host_->files.tensors = nullptr;  // merged ones take memory
     engine::EngineOptions options;
     ASSIGN_OR_RETURN(options.kv_cache_bytes, KvCacheBytes(cluster_));
     options.max_running = static_cast<int32_t>(cluster_.max_running);
@@ -152,6 +118,7 @@ class GeneratorProgram final : public Service {
     ASSIGN_OR_RETURN(speculation_, OpenSpeculation(*host_, cluster_.speculation,
                                                    cluster_.draft_model, cluster_.draft_tokens));
     options.speculation = speculation_.options;
+    if (!speculation_.notice.empty()) LogInfo(speculation_.notice);
     ASSIGN_OR_RETURN(auto engine, engine::InferenceEngine::Create(
                                       *host_->transformer, policy_->CurrentWeights(), options));
     context_ = engine->max_context();
@@ -170,7 +137,8 @@ class GeneratorProgram final : public Service {
                                      .metrics = context.metrics,
                                      .swap_policy = swap_policy_});
     weights_service_ = MakeWeightsService(&policy_->relay(), context.metrics);
-    LogInfo("model ", model_.path, ", version 0 is ", policy_->Current().second);
+    LogInfo("model ", model_.path, model_.adapter.empty() ? "" : ", adapter " + model_.adapter,
+            ", version 0 is ", policy_->Current().second);
     return StartHttp(context);
   }
 
@@ -210,6 +178,88 @@ class GeneratorProgram final : public Service {
   }
 
  private:
+  void AddModelFlags(CLI::App& app) {
+    app.add_option("--model", model_.path,
+                   "serve this model (Hugging Face folder or GGUF file), without a run file; "
+                   "default: none");
+    app.add_option("--adapter", model_.adapter,
+                   "with --model: a LoRA adapter (PEFT folder), merged into it at the start; "
+                   "default: none");
+    app.add_option("--dtype", model_.dtype, "with --model: bf16 or f32")
+        ->capture_default_str()
+        ->check(OneOf({"bf16", "f32"}));
+    app.add_option("--weight-dtype", weight_dtype_,
+                   "matrices as bf16 (as --dtype says), int8, int4 or fp8; with --run it wins over "
+                   "rollout.weight_dtype, its default")
+        ->check(OneOf({"bf16", "int8", "int4", "fp8"}));
+    app.add_option("--kv-dtype", kv_dtype_,
+                   "keys and values as bf16 (as --dtype says), int8 or fp8; with --run it wins "
+                   "over rollout.kv_dtype, its default")
+        ->check(OneOf({"bf16", "int8", "fp8"}));
+    app.add_option("--backend", model_.backend, "with --model: cpu or reference")
+        ->capture_default_str()
+        ->check(OneOf({"cpu", "reference"}));
+    app.add_option("--chat-format", model_.prompts.chat_format,
+                   "with --model: auto or a format's name (docs/chat-formats.md)")
+        ->capture_default_str();
+    app.add_option("--max-sequence-length", model_.max_sequence_length,
+                   "with --model: the context, tokens of prompt and completion together; default: "
+                   "the model's own, but at most 4096 even where the model allows more")
+        ->check(IntegerIn(1, 1 << 24));
+  }
+
+  void AddEngineFlags(CLI::App& app) {
+    CLI::Option* mb = app.add_option("--kv-cache-mb", cluster_.kv_cache_mb,
+                                     "with --model: memory for keys and values, MiB")
+                          ->capture_default_str()
+                          ->check(IntegerIn(1, 1 << 24));
+    app.add_option("--kv-cache-share", cluster_.kv_cache_share,
+                   "with --model: the same as a share of the memory that this process may use, "
+                   "instead of --kv-cache-mb; default: none")
+        ->check(NumberIn({.low = 0, .high = 0.99, .without_low = true}))
+        ->excludes(mb);
+    app.add_option("--max-queued", max_queued_,
+                   "completions that may wait, each of a request's n counted; a request for more "
+                   "is refused")
+        ->capture_default_str()
+        ->check(IntegerIn(1, 1 << 20));
+    app.add_option("--max-running", cluster_.max_running,
+                   "with --model: sequences computed at once")
+        ->capture_default_str()
+        ->check(IntegerIn(1, 65536));
+    app.add_option("--speculation", cluster_.speculation,
+                   "with --model: how tokens are guessed ahead: off, ngram or model")
+        ->capture_default_str()
+        ->check(OneOf({"off", "ngram", "model"}));
+    app.add_option("--draft-model", cluster_.draft_model,
+                   "with --speculation model: a smaller model with the same tokenizer; default: "
+                   "none");
+    app.add_option("--draft-tokens", cluster_.draft_tokens,
+                   "with --speculation: most tokens guessed for a sequence and step")
+        ->capture_default_str()
+        ->check(IntegerIn(1, engine::kMaxDraft));
+  }
+
+  void AddHttpFlags(CLI::App& app) {
+    app.add_option("--http-port", http_port_,
+                   "port of the OpenAI-compatible API and of /metrics; 0: a free one, -1: none")
+        ->capture_default_str()
+        ->check(IntegerIn(-1, 65535));
+    app.add_option("--served-model-name", served_model_name_,
+                   "the model's name in the OpenAI-compatible API; default: the run's, or the "
+                   "adapter's or model's folder's");
+    app.add_option("--api-key", api_keys_.given,
+                   "a key that the HTTP API wants as Authorization: Bearer KEY (may be repeated; "
+                   "other users of the machine can read a command line); default: none is wanted");
+    app.add_option("--api-key-file", api_keys_.file,
+                   "a file with such keys, one a line; STRETTO_API_KEY in the environment is one "
+                   "more; default: none");
+    app.add_option("--cors-origin", cors_origins_,
+                   "an origin (https://host[:port], or *) whose web pages may use the HTTP API "
+                   "(may be repeated); default: none")
+        ->check(CLI::Validator(CheckOrigin, "ORIGIN"));
+  }
+
   absl::Status StartHttp(const ServiceContext& context) {
     if (http_port_ < 0) {
       if (!api_keys_.given.empty() || !api_keys_.file.empty()) {
@@ -228,10 +278,9 @@ class GeneratorProgram final : public Service {
     options.max_model_len = context_;
     options.cors_origins = cors_origins_;
     if (options.model_name.empty()) {
-      options.model_name =
-          context.run.has_value()
-              ? context.run->run.name
-              : std::filesystem::path(model_.path).lexically_normal().stem().string();
+      options.model_name = context.run.has_value()
+                               ? context.run->run.name
+                               : NameOf(model_.adapter.empty() ? model_.path : model_.adapter);
     }
     api_ = std::make_unique<OpenAiApi>(loop_.get(), host_->prompts.get(), constraints_.get(),
                                        context.metrics, options);

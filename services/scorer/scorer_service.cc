@@ -35,10 +35,15 @@ class ScorerServiceImpl final : public v1::Scorer::Service {
     for (const std::string& line : request->prompt_json()) {
       v1::TokenizedPrompt* prompt = response->add_prompts();
       const absl::StatusOr<std::vector<int32_t>> ids = parts_.host->prompts->EncodeLine(line);
-      if (ids.ok()) {
-        prompt->mutable_ids()->Add(ids->begin(), ids->end());
-      } else {
+      // One token at least is generated. The coordinator doesn't know what the model allows.
+      const int64_t room = parts_.host->transformer->options().max_sequence_length - 1;
+      if (!ids.ok()) {
         prompt->set_error(std::string(ids.status().message()));
+      } else if (static_cast<int64_t>(ids->size()) > room) {
+        prompt->set_error(
+            absl::StrCat("the prompt has ", ids->size(), " tokens, more than the allowed ", room));
+      } else {
+        prompt->mutable_ids()->Add(ids->begin(), ids->end());
       }
     }
     return grpc::Status::OK;

@@ -39,6 +39,37 @@ class Exact final : public Verifier {
   bool fold_;
 };
 
+// Whether `word` stands in `text` and is no part of a longer word or number there.
+bool HasWord(absl::string_view text, absl::string_view word) {
+  const auto is_inside = [](char a, char b) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(a)) &&
+           absl::ascii_isalnum(static_cast<unsigned char>(b));
+  };
+  for (size_t at = text.find(word); at != absl::string_view::npos; at = text.find(word, at + 1)) {
+    const size_t end = at + word.size();
+    if (at > 0 && is_inside(text[at - 1], word.front())) continue;
+    if (end < text.size() && is_inside(word.back(), text[end])) continue;
+    return true;
+  }
+  return false;
+}
+
+class Contains final : public Verifier {
+ public:
+  explicit Contains(const RewardSpec& spec) : field_(spec.answer_field), fold_(spec.ignore_case) {}
+  absl::StatusOr<double> Verify(const VerifierInput& input) const override {
+    ASSIGN_OR_RETURN(const std::string answer, AnswerWord(*input.line, field_));
+    const bool found =
+        fold_ ? HasWord(absl::AsciiStrToLower(input.completion), absl::AsciiStrToLower(answer))
+              : HasWord(input.completion, answer);
+    return found ? 1.0 : 0.0;
+  }
+
+ private:
+  std::string field_;
+  bool fold_;
+};
+
 enum class Take { kLast, kFirst, kOnly };
 
 absl::StatusOr<Take> ParseTake(const std::string& name) {
@@ -163,6 +194,7 @@ class Json final : public Verifier {
 
 absl::StatusOr<std::unique_ptr<Verifier>> MakeVerifier(const RewardSpec& spec, int64_t max_tokens) {
   if (spec.type == "exact") return std::make_unique<Exact>(spec);
+  if (spec.type == "contains") return std::make_unique<Contains>(spec);
   if (spec.type == "integer" || spec.type == "numeric") {
     ASSIGN_OR_RETURN(const Take take, ParseTake(spec.take));
     if (spec.type == "integer") return std::make_unique<Integer>(spec, take);
@@ -171,7 +203,8 @@ absl::StatusOr<std::unique_ptr<Verifier>> MakeVerifier(const RewardSpec& spec, i
   if (spec.type == "regex") return Regex::Make(spec);
   if (spec.type == "length") return std::make_unique<Length>(spec.target_tokens, max_tokens);
   if (spec.type == "json") return std::make_unique<Json>(spec);
-  return absl::InvalidArgumentError(absl::StrCat(
-      "reward type '", spec.type, "': expected exact, integer, numeric, regex, length or json"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("reward type '", spec.type,
+                   "': expected exact, contains, integer, numeric, regex, length or json"));
 }
 }  // namespace stretto::services

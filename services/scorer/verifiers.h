@@ -2,6 +2,7 @@
 // Immutable and thread-safe.
 //
 //   exact    1 if the completion is the answer, white space around both apart
+//   contains 1 if the answer stands in the completion, not inside a longer ASCII word or number
 //   integer  1 if the number taken from the completion is the answer, an integer of any size
 //   numeric  1 if it is within `tolerance` of the answer, absolute or relative to it
 //   regex    1 if the pattern is found in the completion

@@ -131,6 +131,20 @@ TEST_CASE("exact: white space around and case, where it says so") {
   CHECK(Reward(spec, "x", {{"a.b", "x"}}) == 1.0);
 }
 
+TEST_CASE("contains: as a word or number of its own, anywhere") {
+  RewardSpec spec = Spec("contains");
+  CHECK(Reward(spec, "It is **Paris**, France.", {{"answer", " paris\n"}}) == 1.0);
+  CHECK(Reward(spec, "comparison", {{"answer", "paris"}}) == 0.0);
+  CHECK(Reward(spec, "parisian paris", {{"answer", "Paris"}}) == 1.0);
+  CHECK(Reward(spec, "x=120, y=12", {{"answer", 12}}) == 1.0);
+  CHECK(Reward(spec, "x=120", {{"answer", 12}}) == 0.0);
+  CHECK(Reward(spec, "答えは東京です", {{"answer", "東京"}}) == 1.0);
+  CHECK(Reward(spec, "", {{"answer", "Paris"}}) == 0.0);
+  spec.ignore_case = false;
+  CHECK(Reward(spec, "It is paris", {{"answer", "Paris"}}) == 0.0);
+  CHECK(absl::IsInvalidArgument(Run(spec, "x", {{"answer", " "}}).status()));
+}
+
 TEST_CASE("regex: searched for, with Unicode, and never without an end") {
   RewardSpec spec = Spec("regex");
   spec.pattern = "<answer>.*</answer>";

@@ -40,7 +40,7 @@ absl::StatusOr<engine::TrainerOptions> EngineOptionsOf(const RunConfig& run, con
   ASSIGN_OR_RETURN(options.parallel.kind, engine::ParseDataParallel(layout));
   options.parallel.reduction_leaves = run.train.reduction_leaves;
   options.dtype = host.dtype;
-  options.max_sequence_length = run.model.max_sequence_length;
+  options.max_sequence_length = host.transformer->options().max_sequence_length;
   options.temperature =
       run.rollout.temperature > 0 ? static_cast<float>(run.rollout.temperature) : 1.0f;
   options.micro_batch_tokens = run.train.micro_batch_tokens;

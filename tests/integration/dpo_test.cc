@@ -97,6 +97,30 @@ TEST_CASE("preferences are learned by an adapter, which is written beside the me
         std::string::npos);
 }
 
+TEST_CASE("an adapter that is merged at the start gives the bits of the merged model") {
+  const Dpo dpo;
+  const std::string adapter = dpo.File("tuned.v2");
+  dpo.Run("merged", 0, {"--lora-rank", "4", "--adapter-out", adapter});
+  const std::string base = absl::StrCat(STRETTO_SOURCE_DIR, "/examples/tiny-model");
+  int num_logs = 0;
+  const auto generated = [&](const std::vector<std::string>& model, int exit_code = 0) {
+    std::vector<std::string> arguments = {"generate", "--raw", "--prompt",     "3+1=", "--json",
+                                          "--n",      "4",     "--max-tokens", "16"};
+    arguments.insert(arguments.end(), model.begin(), model.end());
+    Process process("stretto", std::move(arguments),
+                    dpo.File(absl::StrCat("generated", num_logs++)));
+    CHECK(process.WaitForExit(kTimeoutMs) == exit_code);
+    return process.Log();
+  };
+  const std::string merged = generated({"--model", dpo.File("merged")});
+  CHECK(merged.find("\"logprobs\"") != std::string::npos);
+  CHECK(generated({"--model", base, "--adapter", adapter}) == merged);
+  CHECK(generated({"--model", base}) != merged);
+  CHECK(generated({"--model", base, "--adapter", base}, 1).find("adapter_config.json") !=
+        std::string::npos);
+  CHECK(generated({"--run", base, "--adapter", adapter}, 2).find("--adapter") != std::string::npos);
+}
+
 TEST_CASE("a bad line of preferences is named with its file") {
   const Dpo dpo;
   std::ofstream(dpo.File("bad.jsonl")) << "{\"prompt\": \"1+1=\", \"chosen\": \"2\", "
@@ -201,11 +225,14 @@ TEST_CASE("training that leaves the numbers writes no model") {
 TEST_CASE("a model and questions are enough for `stretto eval`, and bad questions are named") {
   const TempDir folder;
   const std::string model = absl::StrCat(STRETTO_SOURCE_DIR, "/examples/tiny-model");
-  const auto eval = [&](const std::string& data, int exit_code) {
-    Process process("stretto",
-                    {"eval", "--model", model, "--data", data, "--chat-format", "none",
-                     "--max-tokens", "8", "--max-prompts", "8"},
-                    folder.File("log"));
+  int num_logs = 0;
+  const auto eval = [&](const std::string& data, int exit_code,
+                        const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = {
+        "eval", "--model", model, "--data", data, "--chat-format", "none", "--max-tokens", "8"};
+    arguments.insert(arguments.end(), {"--max-prompts", "8"});
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    Process process("stretto", std::move(arguments), folder.File(absl::StrCat("log", num_logs++)));
     CHECK(process.WaitForExit(kTimeoutMs) == exit_code);
     return process.Log();
   };
@@ -219,6 +246,25 @@ TEST_CASE("a model and questions are enough for `stretto eval`, and bad question
   CHECK(eval(folder.File("bad.jsonl"), 2)
             .find("bad.jsonl:3: the dataset line's field 'answer' is "
                   "null") != std::string::npos);
+  // One slip among numbers doesn't change how all are judged: who knows says what is meant.
+  std::ofstream(folder.File("mixed.jsonl")) << "{\"prompt\": \"1+1=\", \"answer\": 2}\n"
+                                               "{\"prompt\": \"1+2=\", \"answer\": \"3 \"}\n"
+                                               "{\"prompt\": \"1+3=\", \"answer\": \"4\"}\n"
+                                               "{\"prompt\": \"1+4=\", \"answer\": \"five\"}\n";
+  const auto mixed = [&](int exit_code, const std::vector<std::string>& more) {
+    return eval(folder.File("mixed.jsonl"), exit_code, more);
+  };
+  const auto has = [](const std::string& text, const std::string& part) {
+    INFO(text);
+    return text.find(part) != std::string::npos;
+  };
+  CHECK(has(mixed(2, {}), "mixed.jsonl:4: the answer is a text, but 3 of 4 answers are numbers"));
+  CHECK(has(mixed(0, {"--reward", "contains"}), " of 4 correct"));
+  CHECK(has(mixed(0, {"--reward", "exact"}), ", judged as `exact`"));
+  CHECK(has(mixed(0, {"--reward", "regex", "--pattern", ""}), "4 of 4 correct (100.0 %)"));
+  CHECK(has(mixed(2, {"--reward", "regex"}), "needs --pattern"));
+  CHECK(has(mixed(2, {"--reward", "exact", "--take", "first"}), "--take is for"));
+  CHECK(has(mixed(2, {"--reward", "integer"}), "mixed.jsonl:4: "));
 }
 }  // namespace
 }  // namespace stretto::testing

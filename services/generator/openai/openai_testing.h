@@ -14,7 +14,7 @@ inline const engine::PromptEncoder& Prompts() {
   static const engine::PromptEncoder* encoder = [] {
     auto files = engine::OpenModel(std::string(STRETTO_SOURCE_DIR) + "/examples/tiny-model");
     REQUIRE(files.ok());
-    auto made = engine::PromptEncoder::Open(*files, {.chat_format = "none", .system_prompt = ""});
+    auto made = engine::PromptEncoder::Open(*files, {.chat_format = "none", .system_prompt = {}});
     REQUIRE(made.ok());
     return made->release();
   }();
