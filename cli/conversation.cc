@@ -3,7 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/printable.h"
 #include "base/status.h"
+#include "services/common/json_unique.h"
 
 namespace stretto::cli {
 namespace {
@@ -16,6 +18,12 @@ absl::StatusOr<std::string> TakeAnswer(const std::string& key, Json& messages) {
       !messages.back().value("content", Json()).is_string()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "`", key, "`: expected a text, or messages of which the last is the assistant's, a text"));
+  }
+  for (const auto& [field, value] : messages.back().items()) {
+    if (field == "role" || field == "content" || value.is_null()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", key, "`: the answer has the field `", Printable(field, 64),
+                     "`, which isn't trained on: expected `role` and `content`"));
   }
   auto text = messages.back()["content"].get<std::string>();
   messages.erase(messages.size() - 1);
@@ -46,8 +54,7 @@ absl::Status ReadAnswers(const std::vector<std::string>& answers, Json& line) {
 
 absl::StatusOr<std::string> PlainLine(const std::string& line,
                                       const std::vector<std::string>& answers) {
-  Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return absl::InvalidArgumentError("not valid JSON (in UTF-8)");
+  ASSIGN_OR_RETURN(Json json, services::ParseUniqueJson(line));
   if (!json.is_object()) return absl::InvalidArgumentError("expected a JSON object");
   if (json.contains("prompt") && json["prompt"].is_array() && !json.contains("messages")) {
     json["messages"] = std::move(json["prompt"]);

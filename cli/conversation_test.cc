@@ -47,6 +47,12 @@ TEST_CASE("conversations become a prompt and texts") {
 TEST_CASE("what is no dataset line is refused with the reason") {
   CHECK_THAT(Refusal("\xff", kOne), Catch::Contains("not valid JSON"));
   CHECK_THAT(Refusal("[1]", kOne), Catch::Contains("JSON object"));
+  CHECK_THAT(Refusal(R"({"prompt":"x","completion":"a","completion":"b"})", kOne),
+             Catch::Contains("the key 'completion' comes twice"));
+  CHECK_THAT(Refusal(R"({"messages":[{"role":"user","content":"x"},
+                         {"role":"assistant","content":"","tool_calls":[]}]})",
+                     kOne),
+             Catch::Contains("`tool_calls`"));
   CHECK_THAT(Refusal(R"({"text":"x"})", kOne), Catch::Contains("`completion`"));
   CHECK_THAT(Refusal(R"({"messages":[{"role":"user","content":"x"}]})", kOne),
              Catch::Contains("the last is the assistant's"));

@@ -22,20 +22,22 @@ absl::Status CheckData(const RunConfig& run) {
   return services::ReadDataset(run.data.eval, options).status();
 }
 
-absl::Status CheckModel(const std::string& path, const engine::PromptOptions& prompts) {
-  ASSIGN_OR_RETURN(const auto files, engine::OpenModel(path));
+absl::Status CheckModel(const services::ModelHostOptions& options) {
+  ASSIGN_OR_RETURN(const auto files, engine::OpenModel(options.path));
   RETURN_IF_ERROR(engine::CheckShapes(files.config, *files.tensors));
-  return engine::PromptEncoder::Open(files, prompts).status();
+  RETURN_IF_ERROR(services::ContextOf(options, files.config).status());
+  return engine::PromptEncoder::Open(files, options.prompts).status();
 }
 }  // namespace
 
 absl::Status CheckRun(const RunConfig& run) {
   RETURN_IF_ERROR(CheckData(run));
-  RETURN_IF_ERROR(CheckModel(run.model.path, services::OptionsOfRun(run, /*threads=*/0).prompts));
+  RETURN_IF_ERROR(CheckModel(services::OptionsOfRun(run, /*threads=*/0)));
   if (!run.cluster.draft_model.empty()) {
-    RETURN_IF_ERROR(
-        CheckModel(run.cluster.draft_model,
-                   {.chat_format = "auto", .system_prompt = {}, .chat_optional = true}));
+    services::ModelHostOptions draft;
+    draft.path = run.cluster.draft_model;
+    draft.prompts.chat_optional = true;
+    RETURN_IF_ERROR(CheckModel(draft));
   }
   services::Metrics metrics;
   ASSIGN_OR_RETURN(const auto judge,

@@ -90,8 +90,8 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
 
       KEY(data, train, ExistingPath(),
           "JSONL file, relative to the run file. Each line has `prompt` (text) or `messages` "
-          "(chat) "
-          "and what the rewards need (`answer`, …). Required."),
+          "(chat: `role` and `content` and nothing else that isn't null) and what the rewards need "
+          "(`answer`, …); other fields are for reward services. Required."),
       KEY(data, eval, ExistingPathIfGiven(), "Held-out JSONL file. Empty: no evaluation."),
       KEY(data, shuffle, Any(), "Shuffles each epoch; the order depends on seed and epoch alone."),
       KEY(data, on_bad_line, OneOf({"fail", "skip"}),

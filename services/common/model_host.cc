@@ -52,6 +52,8 @@ int64_t MaxPositions(const engine::ModelConfig& config) {
   return std::max(config.max_position_embeddings, static_cast<int64_t>(stretched));
 }
 
+}  // namespace
+
 absl::StatusOr<int64_t> ContextOf(const ModelHostOptions& options,
                                   const engine::ModelConfig& config) {
   if (options.max_sequence_length <= 0) {
@@ -65,6 +67,7 @@ absl::StatusOr<int64_t> ContextOf(const ModelHostOptions& options,
       most, " (--max-sequence-length, or model.max_sequence_length in the run file)"));
 }
 
+namespace {
 // Makes what the files' headers and the options decide.
 absl::Status MakeDevice(const ModelHostOptions& options, ModelHost* host) {
   ASSIGN_OR_RETURN(const engine::WeightFormat kv_format, engine::ParseKvFormat(options.kv_dtype));

@@ -34,6 +34,10 @@ struct ModelHostOptions {
 // Of a run: `threads` is the flag's value or else the section's.
 ModelHostOptions OptionsOfRun(const RunConfig& run, int threads);
 
+// Tokens that a sequence may have. InvalidArgument: more than the model was made for.
+absl::StatusOr<int64_t> ContextOf(const ModelHostOptions& options,
+                                  const engine::ModelConfig& config);
+
 struct ModelHost {
   engine::ModelFiles files;
   DType dtype = DType::kBF16;

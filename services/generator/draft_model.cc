@@ -1,6 +1,7 @@
 #include "services/generator/draft_model.h"
 
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -25,14 +26,17 @@ absl::Status CheckSameTokenizer(const engine::Tokenizer& policy, const engine::T
 // Quantised files are computed in the policy's dtype: size on disk says nothing about time or
 // memory.
 std::string NoticeOf(const engine::TensorSource& tensors, DType dtype) {
-  int64_t num_quantized = 0, num_elements = 0;
-  absl::string_view type;
+  int64_t num_elements = 0;
+  std::map<absl::string_view, int64_t> quantized;  // elements by type
   for (const engine::TensorInfo& tensor : tensors.tensors()) {
     num_elements += engine::NumElements(tensor);
     if (engine::BlockElements(tensor.type) == 1) continue;
-    if (num_quantized++ == 0) type = engine::Name(tensor.type);
+    quantized[engine::Name(tensor.type)] += engine::NumElements(tensor);
   }
-  if (num_quantized == 0) return "";
+  if (quantized.empty()) return "";
+  std::string type;
+  for (const auto& [name, count] : quantized)
+    absl::StrAppend(&type, type.empty() ? "" : ", ", name);
   const int64_t bytes = num_elements * (dtype == DType::kBF16 ? 2 : 4);
   return absl::StrCat("the draft model ", tensors.path(), " is quantised (", type,
                       ") on disk only: it is read into ", Name(dtype), ", takes ", bytes >> 20,

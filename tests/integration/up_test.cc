@@ -110,7 +110,13 @@ TEST_CASE("what would fail again is said once") {
   CHECK(Count(log, "train.jsonl:33: not valid JSON") == 1);
   CHECK(log.find("starting it again") == std::string::npos);
   CHECK_FALSE(Files::Real().Exists(run.run_dir()));  // nothing had been started
-  Process skip = Up(run, "skip", {"train.steps=2", "data.on_bad_line=skip"});
+  Process longer = Up(run, "longer", {"data.on_bad_line=skip", "model.max_sequence_length=1024"});
+  CHECK(longer.WaitForExit(kTimeoutMs) == 2);
+  CHECK(Count(longer.Log(), "was made for 256") == 1);
+  CHECK_FALSE(Files::Real().Exists(run.run_dir()));
+  // The model's context where none is named.
+  Process skip =
+      Up(run, "skip", {"train.steps=2", "data.on_bad_line=skip", "model.max_sequence_length=auto"});
   CHECK(skip.WaitForExit(kTimeoutMs) == 0);
   CHECK(skip.Log().find("1 line of data is left out") != std::string::npos);
 }
