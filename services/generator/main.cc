@@ -91,12 +91,16 @@ class GeneratorProgram final : public Service {
     AddEngineFlags(app);
     AddHttpFlags(app);
     // A run has these of its own: given as well they would be passed over.
-    CLI::Option* run = app.get_option("--run");
-    for (const char* flag : {"--model", "--adapter", "--dtype", "--backend", "--chat-format",
-                             "--max-sequence-length", "--kv-cache-mb", "--kv-cache-share",
-                             "--max-running", "--speculation", "--draft-model", "--draft-tokens"}) {
-      app.get_option(flag)->excludes(run);
-    }
+    app.callback([&app] {
+      if (app.get_option("--run")->count() == 0) return;
+      for (const char* flag :
+           {"--model", "--adapter", "--dtype", "--backend", "--chat-format",
+            "--max-sequence-length", "--kv-cache-mb", "--kv-cache-share", "--max-running",
+            "--speculation", "--draft-model", "--draft-tokens"}) {
+        if (app.get_option(flag)->count() == 0) continue;
+        throw CLI::ValidationError(flag, "is for --model: with --run the run file says it");
+      }
+    });
   }
 
   absl::Status Start(const ServiceContext& context) override {

@@ -342,6 +342,20 @@ TEST_CASE("a generator that cannot start says why and exits with 1 or 2") {
     INFO(content);
     return content.find(text) != std::string::npos;
   };
+  SECTION("flags that can't be, each named") {
+    CHECK(run({"--run", "run.yaml", "--max-running", "3"}) == 2);
+    CHECK(log_has("--max-running: is for --model: with --run"));
+    CHECK(run({"--model", ""}) == 2);
+    CHECK(log_has("--model: expected a value, found an empty text"));
+    CHECK(run({"--model", model, "--kv-dtype", "int3"}) == 2);
+    CHECK(log_has("--kv-dtype: int3: expected bf16, int8 or fp8"));
+    CHECK(run({"--model", model, "--grace-ms", "nan"}) == 2);
+    CHECK(log_has("--grace-ms: nan: expected an integer from 0 to"));
+    CHECK(run({"--version"}) == 0);
+    CHECK(log_has("stretto-generator "));
+    CHECK(run({"--help"}) == 0);
+    CHECK(log_has("--grace-ms INT=3000"));
+  }
   SECTION("the port is in use") {
     Server other;
     const int code =
