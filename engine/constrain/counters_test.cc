@@ -208,6 +208,12 @@ TEST_CASE("multiples within bounds, each of them and no others") {
   for (const char* bad : {"-0.00", "00.15", "3", "3.0", "3.", ".15", "3.000", "0.1.5", "15e-2"}) {
     CHECK(!cents.Matches(bad));
   }
+  const Automaton eighths = Schema(R"({"type": "number", "multipleOf": 0.125})");
+  for (const char* good : {"0.125", "-7.250", "123456789012.875"}) CHECK(eighths.Matches(good));
+  for (const char* bad : {"0.12", "-7.25", "0.126", "1234567890123.125"}) {
+    CHECK(!eighths.Matches(bad));
+  }
+  Schema(R"({"type": "number", "multipleOf": 4.99})");
   const Automaton thousands =
       Schema(R"({"type": ["number", "null"], "multipleOf": 3e3, "maximum": 100000})");
   for (int i = -50'000; i <= 110'000; i += 500) {

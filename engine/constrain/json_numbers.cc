@@ -208,6 +208,10 @@ PatternPtr AnyInteger() { return Known("-?(?:0|[1-9][0-9]{0,15})"); }
 PatternPtr AnyNumber() {
   return Known("-?(?:0|[1-9][0-9]{0,15})(?:\\.[0-9]{1,16})?(?:[eE][+-]?[0-9]{1,2})?");
 }
+PatternPtr DecimalsOf(int fraction_digits) {
+  return Known(absl::StrCat("-?(?:0|[1-9][0-9]{0,", kMaxBoundedDigits - fraction_digits - 1,
+                            "})(?:\\.[0-9]{1,", fraction_digits, "})?"));
+}
 
 PatternPtr IntegersBetween(int64_t low, int64_t high) {
   std::vector<PatternPtr> parts;

@@ -20,6 +20,9 @@ PatternPtr AnyNumber();
 // low <= high; both of at most kMaxIntegerDigits digits.
 PatternPtr IntegersBetween(int64_t low, int64_t high);
 
+// Of kMaxBoundedDigits digits at most, up to so many behind the point (1 or more).
+PatternPtr DecimalsOf(int fraction_digits);
+
 // A bound of a number, as JSON writes it. `text` empty: none.
 struct NumberBound {
   std::string text;

@@ -150,6 +150,7 @@ absl::StatusOr<PatternPtr> SchemaScalars::ParseNumber(const Json& schema,
     }
     digits = std::max(1, FractionDigitsOf(divisor->dump()));
   }
+  if (!any) return ParseMultiples(schema, DecimalsOf(digits), where);
   const NumberBounds bounds = BoundsOf(schema);
   auto numbers = NumbersBetween(bounds.low, bounds.high, digits);
   if (!numbers.ok()) return SchemaError(where, numbers.status().message());
