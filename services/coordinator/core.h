@@ -200,6 +200,8 @@ class Core {
   void Distrust(Member* member, int64_t now_ns);
   Group* Awaited(uint64_t id, uint64_t attempt, GroupState state);
   Member* PickScorer(int64_t now_ns);
+  // Whether all of its tokens are to be of the version that the generator has when it is asked.
+  bool IsPinned(const Group& group) const;
   Member* PickGenerator(const Group& group, int64_t now_ns);
 
   // Whether several trainers make up a group.

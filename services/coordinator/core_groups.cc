@@ -211,6 +211,10 @@ bool Core::OnTokenized(const TokenizePrompts& asked, const absl::Status& status,
   return ok;
 }
 
+bool Core::IsPinned(const Group& group) const {
+  return group.kind == GroupKind::kEval || options_.max_staleness == 0;
+}
+
 // Evaluations first, then the groups of the earliest step, in stream order.
 void Core::Dispatch(int64_t now_ns) {
   std::vector<Group*> ready;
@@ -235,9 +239,9 @@ void Core::Dispatch(int64_t now_ns) {
     group->member = generator->name;
     ++group->attempt;
     SetState(group, GroupState::kGenerating);
-    const bool pinned = group->kind == GroupKind::kEval || options_.max_staleness == 0;
     Emit(GenerateGroup{generator->name, generator->epoch, group->id, group->attempt,
-                       pinned ? generator->version : Version(), generator->version.number});
+                       IsPinned(*group) ? generator->version : Version(),
+                       generator->version.number});
   }
 }
 

@@ -160,7 +160,10 @@ Member* Core::PickGenerator(const Group& group, int64_t now_ns) {
   for (auto& [name, member] : members_) {
     if (member.pool != PoolKind::kGenerator || !member.is_live || member.not_before_ns > now_ns)
       continue;
-    if (member.is_committing || member.version.number < 0) continue;
+    if (member.version.number < 0) continue;
+    // A swap may wait for rollouts of an older version; whatever need not be of one certain version
+    // goes on.
+    if (member.is_committing && IsPinned(group)) continue;
     const auto known = versions_.find(member.version.number);
     if (known == versions_.end() || known->second != member.version.hash) continue;
     // A step starts from version round − 1; an evaluation is of exactly its version.

@@ -152,6 +152,50 @@ TEST_CASE("who has gone relays nothing; who comes from another version is fed by
   CHECK(SourcesOf(pool.core->TakeCommands())["g0"] == Names{"g4", "g2", "t"});
 }
 
+TEST_CASE("a version that was prepared is used though a newer one was born meanwhile") {
+  Bench b({.num_steps = 4, .max_staleness = 2, .retry_ns = 0});
+  auto commands = b.Tokenize(b.Sync());
+  const auto generate = Only<GenerateGroup>(commands);
+  REQUIRE(generate.size() == 6);
+  for (size_t i = 0; i < 5; ++i) b.core.OnGenerated(generate[i], absl::OkStatus(), 0, 0);
+  for (const auto& s : Only<ScoreGroup>(b.Take())) b.core.OnScored(s, absl::OkStatus(), 0);
+  const auto take = [&](const Version& version) {
+    while (Only<TakeStep>(commands).empty()) {
+      commands = b.Take();
+      for (const auto& s : Only<ScoreGroup>(commands)) b.core.OnScored(s, absl::OkStatus(), 0);
+    }
+    CHECK(b.core.OnStepTaken(Only<TakeStep>(commands)[0], absl::OkStatus(), version, 0, 0));
+    commands = b.Take();
+  };
+  take({1, "h1"});
+  const auto prepare = Only<PrepareVersion>(commands);
+  REQUIRE(prepare.size() == 1);
+  take({2, "h2"});
+  CHECK(Only<PrepareVersion>(commands).empty());
+  b.core.OnPrepared(prepare[0], absl::OkStatus(), 0);
+  const auto commit = Only<CommitVersion>(b.Take());
+  REQUIRE(commit.size() == 1);
+  CHECK(commit[0].version == Version{1, "h1"});
+  // A swap may wait for long rollouts; groups that the old version may write go on.
+  b.core.OnGenerated(generate[5], absl::InternalError("a fault"), 0, 0);
+  const auto again = Only<GenerateGroup>(b.Take());
+  REQUIRE(again.size() == 1);
+  CHECK(again[0].held_version == 0);
+  b.core.OnCommitted(commit[0], absl::OkStatus(), 0);
+  const auto next = Only<PrepareVersion>(b.Take());
+  REQUIRE(next.size() == 1);
+  CHECK(next[0].version == Version{2, "h2"});
+}
+
+TEST_CASE("other weights of the same number are replaced") {
+  Pool pool(0, 1);
+  pool.Join("g", {1, "other"});
+  const auto prepare = Only<PrepareVersion>(pool.core->TakeCommands());
+  REQUIRE(prepare.size() == 1);
+  pool.core->OnPrepared(prepare[0], absl::OkStatus(), 0);
+  CHECK(Only<CommitVersion>(pool.core->TakeCommands()).size() == 1);
+}
+
 TEST_CASE("with staleness 1 the next step is generated during training") {
   Bench b({.max_staleness = 1});
   const auto commands = b.Tokenize(b.Sync());

@@ -73,9 +73,14 @@ void Core::SyncWeights(int64_t now_ns) {
     if (member.pool != PoolKind::kGenerator || !member.is_live || member.not_before_ns > now_ns)
       continue;
     if (member.version == version_ || member.is_preparing || member.is_committing) continue;
-    if (member.prepared == version_) {
+    // What has been prepared is used, even if a newer version was born meanwhile: where versions
+    // are born faster than they are prepared, a generator would never get any.
+    const auto known = versions_.find(member.prepared.number);
+    const bool is_newer = member.prepared.number > member.version.number &&
+                          known != versions_.end() && known->second == member.prepared.hash;
+    if (member.prepared == version_ || is_newer) {
       member.is_committing = true;
-      Emit(CommitVersion{name, member.epoch, version_});
+      Emit(CommitVersion{name, member.epoch, member.prepared});
     } else if (trainer != nullptr) {
       member.is_preparing = true;
       Emit(PrepareVersion{name, member.epoch, version_, PlanSources(member, *trainer)});
