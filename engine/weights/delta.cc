@@ -2,8 +2,11 @@
 
 #include <zstd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -14,7 +17,7 @@
 
 namespace stretto::engine {
 namespace {
-enum Mode : uint8_t { kUnchanged = 0, kSparse = 1, kWhole = 2, kGrid = 3 };
+enum Mode : uint8_t { kUnchanged = 0, kSparse = 1, kWhole = 2, kGrid = 3, kSteps = 4 };
 constexpr int kZstdLevel = 1;  // the streams are small; the encoder runs beside the training
 
 absl::Status Corrupt(absl::string_view what) {
@@ -138,22 +141,97 @@ class Elements {
   absl::Span<const uint16_t> span_;
 };
 
+// Where many elements change, each tells its step, modulo 2^16 and with small ones of both signs
+// first: the low bytes of all, then the high bytes, both in order of the weights' exponents, since
+// small weights move by more steps than large ones. Not as small as what codes steps one by one,
+// but many times as fast.
+class StepPlanes {
+ public:
+  explicit StepPlanes(absl::Span<const uint16_t> base) : base_(base), bytes_(2 * base.size()) {
+    std::array<uint32_t, 256> counts = {};
+    for (const uint16_t weight : base) ++counts[ExponentOf(weight)];
+    uint32_t begin = 0;
+    for (size_t e = 0; e < counts.size(); ++e) begin += std::exchange(counts[e], begin);
+    begin_ = counts;
+  }
+  absl::Span<uint8_t> bytes() { return absl::MakeSpan(bytes_); }
+
+  void Set(absl::Span<const uint16_t> next) {
+    std::array<uint32_t, 256> at = begin_;
+    for (size_t i = 0; i < base_.size(); ++i) {
+      const auto step = static_cast<uint16_t>(ToGrid(next[i]) - ToGrid(base_[i]));
+      const auto coded = static_cast<uint16_t>(step << 1 ^ (step >> 15 != 0 ? 0xffff : 0));
+      const uint32_t place = at[ExponentOf(base_[i])]++;
+      bytes_[place] = static_cast<uint8_t>(coded);
+      bytes_[base_.size() + place] = static_cast<uint8_t>(coded >> 8);
+    }
+  }
+  void Get(absl::Span<uint16_t> next) const {
+    std::array<uint32_t, 256> at = begin_;
+    for (size_t i = 0; i < base_.size(); ++i) {
+      const uint32_t place = at[ExponentOf(base_[i])]++;
+      const auto coded = static_cast<uint16_t>(bytes_[place] | bytes_[base_.size() + place] << 8);
+      const auto step = static_cast<uint16_t>(coded >> 1 ^ ((coded & 1) != 0 ? 0xffff : 0));
+      next[i] = FromGrid(static_cast<uint16_t>(ToGrid(base_[i]) + step));
+    }
+  }
+
+ private:
+  static uint8_t ExponentOf(uint16_t weight) { return static_cast<uint8_t>(weight >> 7); }
+
+  const absl::Span<const uint16_t> base_;
+  Bytes bytes_;
+  std::array<uint32_t, 256> begin_;  // by exponent: the first place
+};
+
+Bytes EncodeSteps(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next) {
+  StepPlanes planes(base);
+  planes.Set(next);
+  return Compress(planes.bytes(), {kSteps});
+}
+
+absl::Status ApplySteps(absl::Span<const uint16_t> base, absl::Span<const uint8_t> in,
+                        absl::Span<uint16_t> out) {
+  if (base.size() > UINT32_MAX) return Corrupt("a tensor that is too large for it");
+  StepPlanes planes(base);
+  RETURN_IF_ERROR(Decompress(in, planes.bytes()));
+  planes.Get(out);
+  return absl::OkStatus();
+}
+
+// From a part of all elements.
+bool MostlyChanged(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next) {
+  constexpr size_t kRun = 64, kEvery = 16, kShare = 4;
+  size_t seen = 0, changed = 0;
+  for (size_t begin = 0; begin < base.size(); begin += kRun * kEvery) {
+    const size_t end = std::min(begin + kRun, base.size());
+    for (size_t i = begin; i < end; ++i) changed += base[i] != next[i] ? 1 : 0;
+    seen += end - begin;
+  }
+  return changed * kShare >= seen;
+}
+
 Bytes EncodeBf16(absl::Span<const uint8_t> base, absl::Span<const uint8_t> next) {
   const Elements before(base), after(next);
+  if (before.span().size() <= UINT32_MAX && MostlyChanged(before.span(), after.span())) {
+    return EncodeSteps(before.span(), after.span());
+  }
   Bytes coded = EncodeGrid(before.span(), after.span());
   if (!coded.empty()) coded.insert(coded.begin(), kGrid);
   return coded;
 }
 
-absl::Status ApplyBf16(absl::Span<const uint8_t> base, absl::Span<const uint8_t> in,
-                       absl::Span<uint8_t> out) {
+// `apply`: DecodeGrid or ApplySteps.
+template <class Apply>
+absl::Status ApplyBf16(const Apply& apply, absl::Span<const uint8_t> base,
+                       absl::Span<const uint8_t> in, absl::Span<uint8_t> out) {
   const Elements before(base);
   if (reinterpret_cast<uintptr_t>(out.data()) % alignof(uint16_t) == 0) {
-    return DecodeGrid(before.span(), in,
-                      {reinterpret_cast<uint16_t*>(out.data()), before.span().size()});
+    return apply(before.span(), in,
+                 {reinterpret_cast<uint16_t*>(out.data()), before.span().size()});
   }
   std::vector<uint16_t> after(before.span().size());
-  RETURN_IF_ERROR(DecodeGrid(before.span(), in, absl::MakeSpan(after)));
+  RETURN_IF_ERROR(apply(before.span(), in, absl::MakeSpan(after)));
   std::memcpy(out.data(), after.data(), out.size());
   return absl::OkStatus();
 }
@@ -193,7 +271,10 @@ absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
       if (SizeOf(dtype) == 4) return ApplySparse<uint32_t>(base, in, out);
       return Corrupt("a sparse delta of a dtype that has none");
     case kGrid:
-      if (dtype == DType::kBF16) return ApplyBf16(base, in, out);
+      if (dtype == DType::kBF16) return ApplyBf16(DecodeGrid, base, in, out);
+      return Corrupt("bf16 steps for another dtype");
+    case kSteps:
+      if (dtype == DType::kBF16) return ApplyBf16(ApplySteps, base, in, out);
       return Corrupt("bf16 steps for another dtype");
     case kWhole:
       return Decompress(in, out);
@@ -230,28 +311,58 @@ std::shared_ptr<const VersionDelta> EncodeVersionDelta(const WeightsVersion& bas
   return delta;
 }
 
+VersionPatch::VersionPatch(const WeightsVersion& base, int64_t number, std::string hash,
+                           Manifest manifest)
+    : base_(base), number_(number), hash_(std::move(hash)), manifest_(std::move(manifest)) {
+  if (SameTensors(base_.manifest, manifest_)) return;
+  error_ = absl::FailedPreconditionError(
+      absl::StrCat("delta to version ", number, ": not the tensors of version ", base.number));
+}
+
+absl::Status VersionPatch::Add(absl::Span<const uint8_t> delta) {
+  RETURN_IF_ERROR(error_);
+  const size_t i = tensors_.size();
+  if (i == manifest_.size()) return error_ = Corrupt("more tensors than the manifest has");
+  const TensorEntry& entry = manifest_[i];
+  if (IsUnchanged(delta)) {
+    if (entry.hash != base_.manifest[i].hash) {
+      return error_ = Corrupt(absl::StrCat("tensor ", entry.name, " is said to be unchanged"));
+    }
+    tensors_.push_back(base_.tensors[i]);
+    return absl::OkStatus();
+  }
+  const size_t size = base_.tensors[i].size();
+  std::shared_ptr<uint8_t> next = TakeBytes(size);
+  const absl::Span<uint8_t> out(next.get(), size);
+  error_ = Annotate(ApplyDelta(entry.dtype, base_.tensors[i].span(), delta, out), entry.name);
+  if (error_.ok() && TensorHash(out) != entry.hash) {
+    error_ = Corrupt(
+        absl::StrCat("the bytes of tensor ", entry.name, " do not have the manifest's hash"));
+  }
+  if (error_.ok()) tensors_.push_back(SharedBytes(std::move(next), out));
+  return error_;
+}
+
+absl::StatusOr<std::shared_ptr<const WeightsVersion>> VersionPatch::Finish() {
+  RETURN_IF_ERROR(error_);
+  if (tensors_.size() != manifest_.size()) {
+    return Corrupt(absl::StrCat(manifest_[tensors_.size()].name, ": missing"));
+  }
+  return VerifiedVersion(number_, hash_, std::move(manifest_), std::move(tensors_));
+}
+
 absl::StatusOr<std::shared_ptr<const WeightsVersion>> ApplyVersionDelta(
     const WeightsVersion& base, int64_t number, const std::string& hash, const Manifest& manifest,
     absl::Span<const SharedBytes> deltas) {
-  if (!SameTensors(base.manifest, manifest) || deltas.size() != manifest.size()) {
+  if (deltas.size() != manifest.size()) {
     return absl::FailedPreconditionError(
         absl::StrCat("delta to version ", number, ": not the tensors of version ", base.number));
   }
-  std::vector<SharedBytes> tensors;
+  VersionPatch patch(base, number, hash, manifest);
   for (size_t i = 0; i < deltas.size(); ++i) {
     if (!deltas[i].IsSet()) return Corrupt(absl::StrCat(manifest[i].name, ": missing"));
-    if (IsUnchanged(deltas[i].span())) {
-      tensors.push_back(base.tensors[i]);
-      continue;
-    }
-    const size_t size = base.tensors[i].size();
-    std::shared_ptr<uint8_t> next = TakeBytes(size);
-    const absl::Span<uint8_t> out(next.get(), size);
-    const absl::Status applied =
-        ApplyDelta(manifest[i].dtype, base.tensors[i].span(), deltas[i].span(), out);
-    if (!applied.ok()) return Annotate(applied, manifest[i].name);
-    tensors.push_back(SharedBytes(std::move(next), out));
+    RETURN_IF_ERROR(patch.Add(deltas[i].span()));
   }
-  return VerifyVersion(number, hash, manifest, std::move(tensors));
+  return patch.Finish();
 }
 }  // namespace stretto::engine

@@ -51,6 +51,25 @@ struct VersionDelta {
 // Both have the same tensors (SameTensors).
 std::shared_ptr<const VersionDelta> EncodeVersionDelta(const WeightsVersion& base,
                                                        const WeightsVersion& next);
+// A version made of another and its delta, tensor after tensor, as they come.
+class VersionPatch {
+ public:
+  // `base` outlives it.
+  VersionPatch(const WeightsVersion& base, int64_t number, std::string hash, Manifest manifest);
+
+  // The next tensor's delta is applied and the result verified; DATA_LOSS otherwise.
+  absl::Status Add(absl::Span<const uint8_t> delta);
+  // All tensors are here: the new version.
+  absl::StatusOr<std::shared_ptr<const WeightsVersion>> Finish();
+
+ private:
+  const WeightsVersion& base_;
+  const int64_t number_;
+  const std::string hash_;
+  Manifest manifest_;
+  absl::Status error_;
+  std::vector<SharedBytes> tensors_;
+};
 // All or nothing: the new version with every hash verified against `manifest` and `hash`, or an
 // error; `base` stays as it is. Tensors that did not change are shared with `base`.
 absl::StatusOr<std::shared_ptr<const WeightsVersion>> ApplyVersionDelta(

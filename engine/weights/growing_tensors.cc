@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 
 namespace stretto::engine {
 namespace {
@@ -39,6 +40,23 @@ absl::Status GrowingTensors::Add(size_t tensor, size_t offset, absl::string_view
   done_.emplace_back(std::move(current_));
   current_ = Bytes();
   return absl::OkStatus();
+}
+
+void GrowingTensors::AddTensor(SharedBytes tensor) {
+  absl::MutexLock lock(&mutex_);
+  STRETTO_CHECK(done_.size() < limits_.size() && current_.empty());
+  bytes_added_ += tensor.size();
+  done_.push_back(std::move(tensor));
+}
+
+absl::StatusOr<SharedBytes> GrowingTensors::AwaitTensor(size_t i) const {
+  absl::MutexLock lock(&mutex_);
+  const auto is_there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return done_.size() > i || !failure_.ok();
+  };
+  mutex_.Await(absl::Condition(&is_there));
+  if (done_.size() > i) return done_[i];
+  return failure_;
 }
 
 void GrowingTensors::Fail(const absl::Status& status) {

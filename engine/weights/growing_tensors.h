@@ -31,6 +31,8 @@ class GrowingTensors {
 
   // The next piece: DATA_LOSS for one that isn't where the last has ended, or is too long.
   absl::Status Add(size_t tensor, size_t offset, absl::string_view data, bool last);
+  // The next tensor as a whole; must not follow a piece of one.
+  void AddTensor(SharedBytes tensor);
   // Nothing more comes: readers are given `status` once they have read what is here.
   void Fail(const absl::Status& status);
   // Where the next piece begins.
@@ -38,6 +40,9 @@ class GrowingTensors {
   uint64_t bytes_added() const;
   // All tensors; DATA_LOSS while some are missing.
   absl::StatusOr<std::vector<SharedBytes>> Tensors() const;
+
+  // Tensor i once it is whole; the failure if it will never be.
+  absl::StatusOr<SharedBytes> AwaitTensor(size_t i) const;
 
   enum class Found { kPiece, kNothingYet, kEnd };
   // The bytes that follow `piece`, at most `max_bytes`, replace it; before the first call it is

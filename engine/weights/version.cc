@@ -162,6 +162,11 @@ absl::StatusOr<std::shared_ptr<const WeightsVersion>> VerifyVersion(
                                               entry.name, " do not have the manifest's hash"));
     }
   }
+  return VerifiedVersion(number, hash, std::move(manifest), std::move(tensors));
+}
+
+absl::StatusOr<std::shared_ptr<const WeightsVersion>> VerifiedVersion(
+    int64_t number, const std::string& hash, Manifest manifest, std::vector<SharedBytes> tensors) {
   const std::string tree = ManifestHash(manifest);
   if (tree != hash) {
     return absl::DataLossError(absl::StrCat("version ", number, ": the manifest hashes to ", tree,

@@ -89,4 +89,7 @@ std::shared_ptr<const WeightsVersion> MakeVersion(int64_t number, Manifest manif
 // is not the manifest's, or tells that the tree's hash is not `hash`.
 absl::StatusOr<std::shared_ptr<const WeightsVersion>> VerifyVersion(
     int64_t number, const std::string& hash, Manifest manifest, std::vector<SharedBytes> tensors);
+// The same where the tensors have been verified already.
+absl::StatusOr<std::shared_ptr<const WeightsVersion>> VerifiedVersion(
+    int64_t number, const std::string& hash, Manifest manifest, std::vector<SharedBytes> tensors);
 }  // namespace stretto::engine

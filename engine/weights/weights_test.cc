@@ -126,12 +126,31 @@ TEST_CASE("the delta of a small optimizer step is small") {
   CHECK(EncodeDelta(DType::kBF16, ToBytes(before), ToBytes(before)).size() == 1);
 }
 
+TEST_CASE("the delta of a step that moves most elements is a fraction of them, too") {
+  PhiloxStream random(testing::Seed(), 4);
+  INFO("seed " << testing::Seed());
+  std::vector<uint16_t> before(100003), after;
+  for (uint16_t& w : before) w = F32ToBf16(static_cast<float>(random.NextGaussian() * 0.05));
+  for (const uint16_t w : before) {
+    after.push_back(F32ToBf16(Bf16ToF32(w) + static_cast<float>(random.NextGaussian() * 3e-4)));
+  }
+  const Bytes delta = EncodeDelta(DType::kBF16, ToBytes(before), ToBytes(after));
+  INFO("delta of " << delta.size() << " bytes");
+  CHECK(delta.size() * 3 < before.size() * 2);
+  RequireRoundTrip(DType::kBF16, ToBytes(before), ToBytes(after));
+  // Zeros of both signs next to whatever lies at the ends of the grid.
+  const std::vector<uint16_t> ends = {0x0000, 0x8000, 0x7fff, 0xffff, 0x0001, 0x8001};
+  const std::vector<uint16_t> others = {0xffff, 0x7fff, 0x8000, 0x0000, 0x8001, 0x0001};
+  RequireRoundTrip(DType::kBF16, ToBytes(ends), ToBytes(others));
+}
+
 TEST_CASE("a damaged delta is an error or, at most, other bytes: never a crash") {
   PhiloxStream random(testing::Seed(), 2);
   INFO("seed " << testing::Seed());
   const Bytes base = RandomBytes(random, 4000);
   Bytes next = base;
-  for (int i = 0; i < 60; ++i) next[random.Below(next.size())] ^= 1;
+  const int num_changes = GENERATE(60, 20000);  // some elements, or nearly all
+  for (int i = 0; i < num_changes; ++i) next[random.Below(next.size())] ^= 1;
   const Bytes delta = EncodeDelta(DType::kBF16, base, next);
   for (size_t size = 0; size < delta.size(); ++size) {
     const absl::Status status =

@@ -1,6 +1,7 @@
 #include "services/common/weights_fetch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -106,6 +107,47 @@ struct WeightsSource {
   bool is_lost = false;
 };
 
+// Applies a delta's tensors as they become whole, so that little is left to do when the last has
+// come.
+class Applier {
+ public:
+  Applier(const FetchRequest& request, const Manifest& manifest,
+          std::shared_ptr<const GrowingTensors> incoming)
+      : request_(request),
+        incoming_(std::move(incoming)),
+        num_tensors_(manifest.size()),
+        patch_(*request.base, request.number, request.hash, manifest) {
+    thread_ = std::thread([this] { Run(); });
+  }
+  // `incoming` is whole, or has failed.
+  ~Applier() {
+    is_unwanted_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  absl::StatusOr<std::shared_ptr<const engine::WeightsVersion>> Finish() {
+    thread_.join();
+    return patch_.Finish();
+  }
+
+ private:
+  void Run() {
+    for (size_t i = 0; i < num_tensors_ && !is_unwanted_; ++i) {
+      const absl::StatusOr<SharedBytes> delta = incoming_->AwaitTensor(i);
+      if (!delta.ok()) return;
+      const std::shared_ptr<void> computing =
+          request_.begin_computing ? request_.begin_computing() : nullptr;
+      if (!patch_.Add(delta->span()).ok()) return;
+    }
+  }
+
+  const FetchRequest& request_;
+  const std::shared_ptr<const GrowingTensors> incoming_;
+  const size_t num_tensors_;
+  engine::VersionPatch patch_;  // the thread's until it has ended
+  std::atomic<bool> is_unwanted_{false};
+  std::thread thread_;
+};
+
 class Fetcher {
  public:
   explicit Fetcher(const FetchRequest& request) : request_(request) {
@@ -115,9 +157,7 @@ class Fetcher {
     num_usable_ = sources_.size();
   }
   // Whoever receives from here learns that no more comes.
-  ~Fetcher() {
-    if (incoming_ != nullptr) incoming_->Fail(absl::UnavailableError("the relay gave up"));
-  }
+  ~Fetcher() { GiveUp(absl::UnavailableError("the relay gave up")); }
 
   absl::StatusOr<FetchedWeights> Run() {
     RETURN_IF_ERROR(Find());
@@ -214,12 +254,14 @@ class Fetcher {
     }
     incoming_ = std::make_shared<GrowingTensors>(std::move(limits), /*exact=*/!by_delta);
     is_delta_ = by_delta;
+    if (by_delta) applier_ = std::make_unique<Applier>(request_, manifest_, incoming_);
     if (request_.relay == nullptr) return;
     request_.relay->Begin(*source.manifest, by_delta ? request_.base.get() : nullptr, incoming_);
   }
 
   void GiveUp(const absl::Status& status) {
-    if (incoming_ != nullptr) incoming_->Fail(absl::AbortedError(status.message()));
+    if (incoming_ != nullptr) incoming_->Fail(status);
+    applier_ = nullptr;
     incoming_ = nullptr;
   }
 
@@ -234,12 +276,7 @@ class Fetcher {
     request.set_first_offset(end.offset);
     grpc::ClientContext context;
     RETURN_IF_ERROR(Receive(context, [&] { return source.stub->FetchDelta(&context, request); }));
-    FetchedWeights fetched{.was_delta = true};
-    const std::shared_ptr<void> computing = BeginComputing();
-    ASSIGN_OR_RETURN(const std::vector<SharedBytes> deltas, incoming_->Tensors());
-    auto version =
-        ApplyVersionDelta(*request_.base, request_.number, request_.hash, manifest_, deltas);
-    return Finished(std::move(version), fetched);
+    return Finished(applier_->Finish(), {.was_delta = true});
   }
 
   absl::StatusOr<FetchedWeights> Snapshot(WeightsSource& source) {
@@ -255,20 +292,17 @@ class Fetcher {
     RETURN_IF_ERROR(
         Receive(context, [&] { return source.stub->FetchSnapshot(&context, request); }));
     ASSIGN_OR_RETURN(std::vector<SharedBytes> tensors, incoming_->Tensors());
-    const std::shared_ptr<void> computing = BeginComputing();
+    const std::shared_ptr<void> computing =
+        request_.begin_computing ? request_.begin_computing() : nullptr;
     return Finished(VerifyVersion(request_.number, request_.hash, manifest_, std::move(tensors)),
                     {});
-  }
-
-  std::shared_ptr<void> BeginComputing() const {
-    return request_.begin_computing ? request_.begin_computing() : nullptr;
   }
 
   absl::StatusOr<FetchedWeights> Finished(
       absl::StatusOr<std::shared_ptr<const engine::WeightsVersion>> version,
       FetchedWeights fetched) {
     if (!version.ok()) {
-      GiveUp(version.status());
+      GiveUp(absl::AbortedError(version.status().message()));
       return version.status();
     }
     fetched.version = *std::move(version);
@@ -291,11 +325,11 @@ class Fetcher {
     }
     if (!status.ok()) context.TryCancel();
     const absl::Status end = guard.Explain(FromGrpc(reader->Finish()));
-    if (!status.ok()) GiveUp(status);
+    if (!status.ok()) GiveUp(absl::AbortedError(status.message()));
     if (!status.ok() || !end.ok()) return status.ok() ? end : status;
     // A source that says that this was all, and it wasn't, is wrong from the beginning.
     const absl::Status all = incoming_->Tensors().status();
-    if (!all.ok()) GiveUp(all);
+    if (!all.ok()) GiveUp(absl::AbortedError(all.message()));
     arrived_ns_ = Clock::Real().NowNs();
     return all;
   }
@@ -309,6 +343,7 @@ class Fetcher {
   uint64_t bytes_received_ = 0;
   Manifest manifest_;
   std::shared_ptr<GrowingTensors> incoming_;
+  std::unique_ptr<Applier> applier_;  // of a delta
   bool is_delta_ = false;
 };
 }  // namespace

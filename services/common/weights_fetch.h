@@ -27,8 +27,8 @@ struct FetchRequest {
   // Called once a source has shown that it has the version, before anything of it is asked for. It
   // may block, and set `base`; an error of it ends the fetching. May be empty.
   std::function<absl::Status()> found = nullptr;
-  // Called when all bytes are here; what it returns is held while they are applied and verified.
-  // May be empty.
+  // Called before bytes are applied and verified, from any thread; what it returns is held
+  // meanwhile. May be empty.
   std::function<std::shared_ptr<void>()> begin_computing = nullptr;
   int64_t timeout_ms = 120000;  // of each call
   // Without a byte or a sign of life for so long a source is left for the next, if there is one.

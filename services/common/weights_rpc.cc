@@ -23,13 +23,19 @@ constexpr int64_t kMaxIdleNs = 10'000'000'000;
 
 class StoreProvider final : public WeightsProvider {
  public:
-  StoreProvider(const engine::WeightsStore* store, std::function<void(int64_t)> await_deltas)
-      : store_(store), await_deltas_(std::move(await_deltas)) {}
+  StoreProvider(const engine::WeightsStore* store, MakeDelta make_delta)
+      : store_(store), make_delta_(std::move(make_delta)) {}
 
   absl::StatusOr<v1::WeightsManifest> Manifest(const v1::PolicyVersion& proto) override {
     ASSIGN_OR_RETURN(const auto version, Find(proto));
-    if (await_deltas_) await_deltas_(version->number);
     v1::WeightsManifest manifest = ToProto(*version);
+    if (make_delta_) {
+      for (const auto& base : store_->Versions()) {
+        if (base->number >= version->number) continue;
+        *manifest.add_delta_bases() = ToProto(base->number, base->hash);
+      }
+      return manifest;
+    }
     for (const auto& delta : store_->DeltasTo(*version)) {
       *manifest.add_delta_bases() = ToProto(delta->base_number, delta->base_hash);
     }
@@ -42,9 +48,10 @@ class StoreProvider final : public WeightsProvider {
   }
 
   Source Delta(const v1::PolicyVersion& base, const v1::PolicyVersion& version) override {
-    ASSIGN_OR_RETURN(const auto delta, store_->GetDelta(base.number(), base.hash(),
-                                                        version.number(), version.hash()));
-    return std::make_shared<const GrowingTensors>(delta->tensors);
+    const auto delta =
+        store_->GetDelta(base.number(), base.hash(), version.number(), version.hash());
+    if (delta.ok()) return std::make_shared<const GrowingTensors>((*delta)->tensors);
+    return make_delta_ ? make_delta_(base, version) : Source(delta.status());
   }
 
  private:
@@ -55,7 +62,7 @@ class StoreProvider final : public WeightsProvider {
   }
 
   const engine::WeightsStore* store_;
-  const std::function<void(int64_t)> await_deltas_;
+  const MakeDelta make_delta_;
 };
 
 class WeightsServiceImpl final : public v1::Weights::Service {
@@ -147,8 +154,8 @@ v1::WeightsManifest ToProto(const engine::WeightsVersion& version) {
 }
 
 std::unique_ptr<WeightsProvider> ProvideStore(const engine::WeightsStore* store,
-                                              std::function<void(int64_t)> await_deltas) {
-  return std::make_unique<StoreProvider>(store, std::move(await_deltas));
+                                              MakeDelta make_delta) {
+  return std::make_unique<StoreProvider>(store, std::move(make_delta));
 }
 
 std::unique_ptr<grpc::Service> MakeWeightsService(WeightsProvider* provider, Metrics* metrics) {

@@ -30,11 +30,12 @@ class WeightsProvider {
       const v1::PolicyVersion& base, const v1::PolicyVersion& version) = 0;
 };
 
-// What `store` holds; it outlives the provider. `await_deltas(version number)`, if given, is called
-// before a manifest is given and may block for a while until deltas to that version are in the
-// store.
+// What `store` holds; it outlives the provider. `make_delta`, if given, can make the deltas between
+// any two versions of the store that it doesn't hold; they may grow while they are sent.
+using MakeDelta = std::function<absl::StatusOr<std::shared_ptr<const engine::GrowingTensors>>(
+    const v1::PolicyVersion& base, const v1::PolicyVersion& version)>;
 std::unique_ptr<WeightsProvider> ProvideStore(const engine::WeightsStore* store,
-                                              std::function<void(int64_t)> await_deltas = {});
+                                              MakeDelta make_delta = {});
 
 // Both outlive the service.
 std::unique_ptr<grpc::Service> MakeWeightsService(WeightsProvider* provider, Metrics* metrics);

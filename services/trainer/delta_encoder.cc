@@ -1,65 +1,74 @@
 #include "services/trainer/delta_encoder.h"
 
-#include <algorithm>
-
-#include "absl/time/time.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/clock.h"
+#include "engine/weights/delta.h"
 #include "services/common/log.h"
 
 namespace stretto::services {
-using engine::WeightsVersion;
-
-DeltaEncoder::DeltaEncoder(engine::WeightsStore* store) : store_(store) {
-  thread_ = std::thread([this] { Run(); });
-}
+using engine::GrowingTensors;
 
 DeltaEncoder::~DeltaEncoder() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  thread_.join();
-}
-
-void DeltaEncoder::Encode(std::shared_ptr<const WeightsVersion> version) {
+  stopping_ = true;
   absl::MutexLock lock(&mutex_);
-  wanted_ = std::move(version);
+  for (Job& job : jobs_) job.thread.join();
 }
 
-void DeltaEncoder::WaitFor(int64_t number, int64_t timeout_ms) {
-  absl::MutexLock lock(&mutex_);
-  const auto settled = [this, number]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return (wanted_ == nullptr || wanted_->number != number) &&
-           (working_on_ == nullptr || working_on_->number != number);
-  };
-  mutex_.AwaitWithTimeout(absl::Condition(&settled), absl::Milliseconds(timeout_ms));
-}
-
-void DeltaEncoder::Run() {
-  while (true) {
-    std::shared_ptr<const WeightsVersion> version;
-    {
-      absl::MutexLock lock(&mutex_);
-      working_on_ = nullptr;
-      const auto woken = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return stopping_ || wanted_ != nullptr;
-      };
-      mutex_.Await(absl::Condition(&woken));
-      if (stopping_) return;
-      version = working_on_ = std::move(wanted_);
-      wanted_ = nullptr;
+// What leads nowhere any more.
+void DeltaEncoder::DropOld() {
+  for (auto job = jobs_.begin(); job != jobs_.end();) {
+    if (!job->is_over || (store_->Get(job->base_number, job->base_hash).ok() &&
+                          store_->Get(job->number, job->hash).ok())) {
+      ++job;
+      continue;
     }
-    std::vector<std::shared_ptr<const WeightsVersion>> bases = store_->Versions();
-    std::reverse(bases.begin(), bases.end());
-    for (const auto& base : bases) {
-      if (base->number >= version->number) continue;
-      const int64_t start_ns = Clock::Real().NowNs();
-      std::shared_ptr<const engine::VersionDelta> delta = EncodeVersionDelta(*base, *version);
-      LogDebug("delta ", base->number, " to ", version->number, ": ", delta->NumBytes(),
-               " bytes of ", version->NumBytes(), " in ",
-               (Clock::Real().NowNs() - start_ns) / 1000000, " ms");
-      store_->PutDelta(std::move(delta));
+    job->thread.join();
+    job = jobs_.erase(job);
+  }
+}
+
+absl::StatusOr<std::shared_ptr<const GrowingTensors>> DeltaEncoder::Get(
+    int64_t base_number, const std::string& base_hash, int64_t number, const std::string& hash) {
+  absl::MutexLock lock(&mutex_);
+  DropOld();
+  const auto base = store_->Get(base_number, base_hash), next = store_->Get(number, hash);
+  if (!base.ok() || !next.ok() || base_number >= number) {
+    return absl::FailedPreconditionError(absl::StrCat("no delta from version ", base_number, " to ",
+                                                      number,
+                                                      " can be had here; fetch the snapshot"));
+  }
+  for (const Job& job : jobs_) {
+    if (job.base_hash == (*base)->hash && job.hash == (*next)->hash &&
+        job.base_number == base_number && job.number == number) {
+      return job.delta;
     }
   }
+  std::vector<int64_t> limits((*next)->manifest.size(), INT64_MAX);
+  Job& job = jobs_.emplace_back();
+  job.base_number = base_number;
+  job.base_hash = (*base)->hash;
+  job.number = number;
+  job.hash = (*next)->hash;
+  job.delta = std::make_shared<GrowingTensors>(std::move(limits), /*exact=*/false);
+  job.thread = std::thread([this, &job, base = *base, next = *next]() mutable {
+    Run(job, base, next);
+    // A thread that has ended, but was not joined, may keep what it was given.
+    base = next = nullptr;
+  });
+  return job.delta;
+}
+
+void DeltaEncoder::Run(Job& job, const Version& base, const Version& next) const {
+  const int64_t start_ns = Clock::Real().NowNs();
+  for (size_t i = 0; i < next->tensors.size() && !stopping_; ++i) {
+    job.delta->AddTensor(engine::SharedBytes(engine::EncodeDelta(
+        next->manifest[i].dtype, base->tensors[i].span(), next->tensors[i].span())));
+  }
+  if (stopping_) job.delta->Fail(absl::UnavailableError("the trainer ends"));
+  LogDebug("delta ", job.base_number, " to ", job.number, ": ", job.delta->bytes_added(),
+           " bytes of ", next->NumBytes(), " in ", (Clock::Real().NowNs() - start_ns) / 1000000,
+           " ms");
+  job.is_over = true;
 }
 }  // namespace stretto::services

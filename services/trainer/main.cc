@@ -15,7 +15,6 @@
 namespace stretto::services {
 namespace {
 // A generator that asks for a new version at once should still get the delta.
-constexpr int64_t kWaitForDeltaMs = 3000;
 
 absl::StatusOr<engine::FrameCarrier> CarrierOf(const RunConfig& run) {
   if (run.cluster.collectives != "nccl") return engine::FrameCarrier();
@@ -48,8 +47,10 @@ class TrainerProgram final : public Service {
                                                    Files::Real()));
     trainer_->SetMatrixCeiling(ceiling);
     service_ = MakeTrainerService(trainer_.get(), seat_.get(), host_.get(), context.fence);
-    weights_ = ProvideStore(&trainer_->store(), [this](int64_t number) {
-      trainer_->delta_encoder().WaitFor(number, kWaitForDeltaMs);
+    weights_ = ProvideStore(&trainer_->store(), [this](const v1::PolicyVersion& base,
+                                                       const v1::PolicyVersion& version) {
+      return trainer_->delta_encoder().Get(base.number(), base.hash(), version.number(),
+                                           version.hash());
     });
     weights_service_ = MakeWeightsService(weights_.get(), context.metrics);
     return absl::OkStatus();

@@ -151,10 +151,7 @@ absl::StatusOr<std::string> PolicyTrainer::Publish() {
   }
   const auto version =
       engine::MakeVersion(weights->version(), std::move(manifest), std::move(tensors));
-  if (IsFirstRank()) {
-    store_.Put(version);
-    encoder_.Encode(version);
-  }
+  if (IsFirstRank()) store_.Put(version);
   absl::MutexLock lock(&state_mutex_);
   state_.version = version->number;
   state_.hash = version->hash;

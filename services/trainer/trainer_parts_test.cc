@@ -380,16 +380,32 @@ TEST_CASE("what a checkpoint carries comes back; times are left out") {
   }
 }
 
-TEST_CASE("deltas to the newest version are encoded in the background") {
-  engine::WeightsStore store(3);
+TEST_CASE("a delta is encoded when it is asked for, and fetched while it grows") {
+  Spread spread;
+  engine::WeightsStore store(2);
+  store.Put(spread.base);
+  store.Put(spread.next);
   DeltaEncoder encoder(&store);
-  encoder.WaitFor(1, 10000);  // nothing is wanted: returns
-  for (int64_t number = 1; number <= 3; ++number) {
-    const auto version = Version(number, static_cast<uint8_t>(number));
-    store.Put(version);
-    encoder.Encode(version);
-    encoder.WaitFor(number, 10000);
-    CHECK(store.DeltasTo(*version).size() == static_cast<size_t>(number - 1));
-  }
+  const auto make = [&](const v1::PolicyVersion& base, const v1::PolicyVersion& version) {
+    return encoder.Get(base.number(), base.hash(), version.number(), version.hash());
+  };
+  const auto provider = ProvideStore(&store, make);
+  WeightsServer trainer(provider.get());
+  // Whoever has nothing is told of no delta.
+  FetchRequest request = spread.From({trainer.address});
+  request.base = nullptr;
+  CHECK_FALSE(FetchWeights(request)->was_delta);
+  const auto fetched = FetchWeights(spread.From({trainer.address}));
+  REQUIRE_OK(fetched);
+  CHECK(fetched->was_delta);
+  CHECK(fetched->bytes_received == spread.num_bytes);
+  const auto get = [&](const auto& a, const auto& b) {
+    return encoder.Get(a->number, a->hash, b->number, b->hash);
+  };
+  const auto again = get(spread.base, spread.next);
+  CHECK(*again == *get(spread.base, spread.next));  // once
+  CHECK(absl::IsFailedPrecondition(get(spread.next, spread.base).status()));
+  const auto third = Version(2, 2);
+  CHECK(absl::IsFailedPrecondition(get(spread.next, third).status()));
 }
 }  // namespace stretto::services
