@@ -2,11 +2,15 @@
 """What asynchrony pays: the tiny demo with completions of heavy-tailed length, strictly on-policy
 (`max_staleness: 0`) and asynchronous (2), on the same two processors, real processes by `stretto up`.
 
-The tiny model is first taught, by `stretto sft`, to write filler after its answers: mostly a few
-characters, three times in a hundred a long run. Their lengths are geometric either way, so together they
-have a heavy tail: the longest completion of a batch is more than ten times the mean. Then both run the demo's GRPO
-on it, in turns, with three seeds; a KL term keeps the lengths near what they are, which no reward is for. Time
-is from the first version to the last, without start-up and evaluation, as the journal has it.
+The tiny model is first taught, by `stretto sft`, to write filler after its answers: mostly a few characters, one
+completion in six some tens, three in a hundred until they are cut off. So lengths have a heavy tail, as
+those of reasoning have: the median is 7 tokens, of a hundred completions one is 30 times as long. Then both run GRPO
+on it, in turns, with three seeds, 2 prompts x 8 completions a step: what one of many generators has of a large run's
+step. Objective and KL term hold the lengths where they are, about which no reward says anything. Time is from
+the first version to the last, without start-up and evaluation, as the journal has it.
+
+On two processors a step of either kind costs the same arithmetic; what asynchrony can gain is the time in which the
+strictly on-policy run leaves a processor idle: while few sequences are decoded, on one thread, and while weights are on their way.
 
   bench/asynchrony/asynchrony.py [--seeds N] [--steps N] [--staleness N] [--set KEY=VALUE …]
 
@@ -28,18 +32,30 @@ sys.path.insert(0, os.path.join(os.path.dirname(HERE), "rivals"))
 from rivals import PRODUCT, ROOT, Report, run  # noqa: E402
 
 FOLDER = os.path.join(ROOT, "build/bench/async")
-SHORT, LONG = ".", "~"  # one kind of filler never turns into the other
-MEAN_SHORT, MEAN_LONG, SHARE_LONG, MOST = 4, 120, 0.03, 200
+# A kind of filler never turns into another: character, share, mean length.
+KINDS = [(".", 0.80, 4), ("-", 0.17, 30), ("~", 0.03, 250)]
+MOST, CONTEXT = 240, 256
 
 
 def filler(draw):
-    long = draw.random() < SHARE_LONG
-    length = min(MOST, int(draw.expovariate(1 / (MEAN_LONG if long else MEAN_SHORT))))
-    return (LONG if long else SHORT) * length
+    kind, _, mean = draw.choices(KINDS, [share for _, share, _ in KINDS])[0]
+    return kind * min(MOST - 8, int(draw.expovariate(1 / mean)))
+
+
+def start_model():
+    """The repository's tiny model, for a longer context than its own."""
+    path = os.path.join(FOLDER, "start")
+    shutil.copytree(os.path.join(ROOT, "examples/tiny-model"), path, dirs_exist_ok=True)
+    with open(os.path.join(path, "config.json")) as file:
+        config = json.load(file)
+    config["max_position_embeddings"] = CONTEXT
+    with open(os.path.join(path, "config.json"), "w") as file:
+        json.dump(config, file)
+    return path
 
 
 def teach(steps):
-    """A model that writes on after its answer, from the repository's tiny one."""
+    """A model that writes on after its answer."""
     model, data = os.path.join(FOLDER, "model"), os.path.join(FOLDER, "sft.jsonl")
     if os.path.exists(os.path.join(model, "model.safetensors")):
         return model
@@ -49,8 +65,8 @@ def teach(steps):
             example = json.loads(line)
             example["completion"] += filler(draw)
             out.write(json.dumps(example) + "\n")
-    run(os.path.join(PRODUCT, "stretto"), "sft", "--model", os.path.join(ROOT, "examples/tiny-model"), "--data", data,
-        "--out", model, "--overwrite", "--restart", "--steps", str(steps), "--lr", "3e-4", "--chat-format", "none",
+    run(os.path.join(PRODUCT, "stretto"), "sft", "--model", start_model(), "--data", data, "--out", model,
+        "--overwrite", "--restart", "--max-sequence-length", str(CONTEXT), "--steps", str(steps), "--lr", "3e-4", "--chat-format", "none",
         "--checkpoint-every", "0", stdout=subprocess.DEVNULL)
     return model
 
@@ -59,12 +75,16 @@ def write_run_file(model, steps):
     path = os.path.join(FOLDER, "run.yaml")
     with open(path, "w") as out:
         out.write(f"""run: {{name: async}}
-model: {{path: {model}, chat_format: none, max_sequence_length: 224}}
+model: {{path: {model}, chat_format: none, max_sequence_length: {CONTEXT}}}
 data: {{train: {ROOT}/examples/arithmetic/tiny-train.jsonl, eval: {ROOT}/examples/arithmetic/tiny-eval.jsonl}}
 rollout: {{group_size: 8, max_tokens: {MOST}}}
 rewards: [{{type: integer, take: last}}]
-algorithm: {{name: grpo, kl_coef: 0.1, loss_denominator: sequence_mean}}
-train: {{steps: {steps}, prompts_per_step: 16, lr: 3.0e-4, warmup_steps: 5, checkpoint_every: 0}}
+algorithm: {{name: grpo, kl_coef: 0.3, loss_denominator: constant}}
+train: {{steps: {steps}, prompts_per_step: 2, lr: 1.0e-4, warmup_steps: 20, gradient_dtype: bf16,
+        checkpoint_every: 0}}
+schedule: {{weight_update: keep}}
+# The tiny model decodes faster on one thread than on two.
+cluster: {{generator_threads: 1, scorer_threads: 1}}
 eval: {{before: false}}
 """)
     return path
@@ -102,7 +122,7 @@ def one_run(run_file, name, seed, settings):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--sft-steps", type=int, default=400, help="of teaching the model")
     parser.add_argument("--staleness", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], help="for both")

@@ -3,7 +3,10 @@
 
 Both are given the same model folder (bf16), the same 8 prompts with 8 completions each a step, in the
 same order, completions of the same length (least and greatest are equal), the same reward, learning
-rate and AdamW, and the same processors. The clock begins with the command: `stretto up`, or Python
+rate and AdamW, and the same processors. TRL computes in the model's own dtype: weights, activations, all gradients
+and AdamW's moments are bf16. Stretto computes with the same bf16 weights and activations, and gradients of activations
+(`train.gradient_dtype`); sums, gradients of weights, master weights and moments are f32, which costs it time
+and memory that TRL saves. The clock begins with the command: `stretto up`, or Python
 that imports TRL. Memory is what all processes of a run have resident at one time, sampled; a page that
 two of them share counts twice.
 
@@ -67,7 +70,8 @@ rollout: {{group_size: {GROUP}, max_tokens: {args.tokens}, min_tokens: {args.tok
 rewards: [{{type: integer, take: last}}]
 algorithm: {{name: grpo}}
 # AdamW as PyTorch has it by default.
-train: {{steps: {args.steps}, prompts_per_step: {PROMPTS}, lr: {LEARNING_RATE}, warmup_steps: 0, beta2: 0.999, checkpoint_every: 0}}
+train: {{steps: {args.steps}, prompts_per_step: {PROMPTS}, lr: {LEARNING_RATE}, warmup_steps: 0, beta2: 0.999, checkpoint_every: 0,
+        gradient_dtype: bf16}}
 schedule: {{max_staleness: 0}}
 cluster: {{generator_threads: {args.processors}, trainer_threads: {args.processors}, scorer_threads: 1}}
 """)
