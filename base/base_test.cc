@@ -62,6 +62,10 @@ TEST_CASE("file errors name the path and the reason") {
   CHECK(missing.status().code() == absl::StatusCode::kNotFound);
   CHECK(std::string(missing.status().message()).find("/nonexistent/file") != std::string::npos);
   CHECK_FALSE(MappedFile::Open("/").ok());
+  // A link that leads nowhere is there, and reading it says what is wrong.
+  REQUIRE(symlink("nowhere", folder.File("link").c_str()) == 0);
+  CHECK(Files::Real().Exists(folder.File("link")));
+  CHECK_FALSE(Files::Real().ReadAll(folder.File("link")).ok());
   if (Files::Real().Exists("/dev/zero")) CHECK_FALSE(Files::Real().ReadAll("/dev/zero").ok());
   testing::TempDir dir;
   REQUIRE(mkfifo(dir.File("pipe").c_str(), 0600) == 0);

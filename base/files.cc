@@ -127,7 +127,7 @@ class PosixFiles final : public Files {
   }
   bool Exists(const std::string& path) override {
     std::error_code ec;
-    return fs::exists(path, ec);
+    return fs::symlink_status(path, ec).type() != fs::file_type::not_found;
   }
   absl::StatusOr<std::vector<std::string>> List(const std::string& path) override {
     std::error_code ec;

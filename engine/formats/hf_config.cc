@@ -141,6 +141,16 @@ absl::Status ReadRope(JsonFields& fields, ModelConfig& c) {
     fields.FailUnsupported("partial_rotary_factor", "1");
   }
   if (!fields.Has(key)) return fields.status();
+  // transformers takes rope_scaling alone where both are given, and forgets rope_parameters' theta.
+  if (new_layout && fields.Has("rope_scaling") &&
+      *fields.Find("rope_scaling") != *fields.Find("rope_parameters")) {
+    fields.Fail("rope_scaling", "the same as rope_parameters, or only one of the two");
+    return fields.status();
+  }
+  if (!fields.Find(key)->is_object()) {
+    fields.Fail(key, "an object");
+    return fields.status();
+  }
   JsonFields rope(fields.where(), *fields.Find(key), absl::StrCat(key, "."));
   if (new_layout) c.rope_theta = rope.Number("rope_theta", 1, 1e15, c.rope_theta);
   if (rope.Number("partial_rotary_factor", 0, 1e6, 1) != 1.0) {

@@ -178,7 +178,14 @@ TEST_CASE("each wrong field is named") {
   const auto rope = [&](const json& scaling, const std::string& why) {
     Refused(With(base, {{"rope_scaling", scaling}}), why);
   };
-  rope("linear", "rope_scaling. is \"linear\"");
+  rope("linear", "rope_scaling is \"linear\", expected an object");
+  const json twice = {{"rope_type", "linear"}, {"factor", 2}};
+  Refused(With(base, {{"rope_parameters", {{"rope_type", "default"}}}, {"rope_scaling", twice}}),
+          "the same as rope_parameters, or only one of the two");
+  Refused(With(base, {{"rope_parameters", twice}, {"rope_scaling", "x"}}), "rope_scaling");
+  CHECK(
+      Good(With(base, {{"rope_parameters", twice}, {"rope_scaling", twice}})).rope_scaling.factor ==
+      2.0);
   rope({{"rope_type", "magic"}}, "rope_scaling.rope_type is \"magic\"");
   rope({{"rope_type", "linear"}}, "rope_scaling.factor is missing");
   rope({{"rope_type", "linear"}, {"factor", 0.5}}, "rope_scaling.factor is 0.5");

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/file_status.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "engine/formats/gguf.h"
@@ -40,8 +41,7 @@ std::string HintFor(const std::string& path) {
              "of it with `stretto export`";
     }
     if (name == "adapter_config.json") {
-      return "it is an adapter, which is served merged with its base: `stretto export RUN OUT` "
-             "makes that model of the run that trained it";
+      return "it is an adapter: give it as --adapter, beside the --model that it was trained on";
     }
     if (absl::StartsWith(name, "masters")) {
       return "it is a checkpoint of a run: `stretto export` makes a model of it";
@@ -137,12 +137,14 @@ bool IsFinite(float value) {
 
 absl::StatusOr<ModelFiles> OpenModel(const std::string& path) {
   std::error_code ec;
-  if (std::filesystem::is_directory(path, ec)) return OpenFolder(path);
-  if (!std::filesystem::exists(path, ec)) {
+  const bool is_folder = std::filesystem::is_directory(path, ec);
+  if (!is_folder && !std::filesystem::exists(path, ec)) {
     return absl::NotFoundError(
         absl::StrCat(path, ": does not exist, expected a Hugging Face folder or a GGUF file"));
   }
-  return OpenGguf(path);
+  auto model = is_folder ? OpenFolder(path) : OpenGguf(path);
+  if (!model.ok()) return BlameFile(model.status());
+  return model;
 }
 
 absl::Status CheckShapes(const ModelConfig& config, const TensorSource& source) {

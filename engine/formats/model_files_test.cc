@@ -44,6 +44,7 @@ TEST_CASE("what is not a model is an error that says what is expected") {
   REQUIRE_OK(Files::Real().WriteAtomically(folder.File("x.gguf"), "hello, world"));
   const absl::Status status = OpenModel(folder.File("x.gguf")).status();
   REQUIRE(Contains(status, "not a GGUF file"));
+  CHECK(absl::IsDataLoss(status));  // the file's fault, not that of whoever named it
   REQUIRE_OK(Files::Real().WriteAtomically(folder.File("empty.gguf"), ""));
   REQUIRE(!OpenModel(folder.File("empty.gguf")).ok());
 }

@@ -138,7 +138,8 @@ absl::Status CheckTensors(const PeftAdapter& adapter, const ModelConfig& config)
         adapter.tensors->path(), ": tensor ", spec.name, " ",
         found == nullptr ? "is missing"
                          : absl::StrCat("is ", Name(found->type), " of ", shape_text(found->shape)),
-        ", expected floating-point numbers of ", shape_text(spec.shape)));
+        ", expected floating-point numbers of ", shape_text(spec.shape),
+        ": it was trained on another model"));
   }
   for (const TensorInfo& info : adapter.tensors->tensors()) {
     if (!expected.contains(info.name)) {

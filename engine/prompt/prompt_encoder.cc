@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/file_status.h"
 #include "base/printable.h"
 #include "base/status.h"
 
@@ -83,7 +84,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const ModelFiles& files
 absl::StatusOr<std::unique_ptr<PromptEncoder>> PromptEncoder::Open(const ModelFiles& files,
                                                                    const PromptOptions& options) {
   auto encoder = std::make_unique<PromptEncoder>();
-  ASSIGN_OR_RETURN(encoder->tokenizer_, OpenTokenizer(files));
+  auto tokenizer = OpenTokenizer(files);
+  if (!tokenizer.ok()) return BlameFile(tokenizer.status());
+  encoder->tokenizer_ = *std::move(tokenizer);
   const std::string& jinja = encoder->tokenizer_->chat_template();
   const bool is_auto = options.chat_format.empty() || options.chat_format == "auto";
   encoder->lacks_template_ = options.raw_without_template && is_auto && jinja.empty();

@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "base/file_status.h"
 #include "base/status.h"
 #include "engine/model/lora_merged.h"
 
@@ -91,7 +92,9 @@ absl::Status MakeDevice(const ModelHostOptions& options, ModelHost* host) {
 absl::Status MergeInto(const std::string& adapter, ModelHost* host) {
   auto merged = engine::OpenMergedPeft(*host->device, host->files.config, adapter,
                                        std::move(host->files.tensors));
-  if (!merged.ok()) return Annotate(merged.status(), absl::StrCat("adapter ", adapter));
+  if (!merged.ok()) {
+    return BlameFile(Annotate(merged.status(), absl::StrCat("adapter ", adapter)));
+  }
   host->files.tensors = *std::move(merged);
   return absl::OkStatus();
 }
@@ -103,7 +106,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(
   ASSIGN_OR_RETURN(host->dtype, ParseDType(options.dtype));
   ASSIGN_OR_RETURN(host->weight_format, engine::ParseWeightFormat(options.weight_dtype));
   ASSIGN_OR_RETURN(host->files, engine::OpenModel(options.path));
-  RETURN_IF_ERROR(engine::CheckShapes(host->files.config, *host->files.tensors));
+  RETURN_IF_ERROR(BlameFile(engine::CheckShapes(host->files.config, *host->files.tensors)));
   absl::StatusOr<std::unique_ptr<engine::PromptEncoder>> prompts;
   std::thread reader([&] { prompts = engine::PromptEncoder::Open(host->files, options.prompts); });
   absl::Status made = MakeDevice(options, host.get());
@@ -166,8 +169,8 @@ absl::StatusOr<SharedBytes> ReadTensor(const ModelHost& host, const engine::Tens
                               ? CountNonFinite<int16_t, 0x7f80>(data, entry.NumElements())
                               : CountNonFinite<int32_t, 0x7f800000>(data, entry.NumElements());
   if (num_bad == 0) return bytes;
-  return absl::InvalidArgumentError(absl::StrCat(host.files.path, ": tensor ", entry.name, " has ",
-                                                 num_bad, " values that are NaN or infinite"));
+  return absl::DataLossError(absl::StrCat(host.files.path, ": tensor ", entry.name, " has ",
+                                          num_bad, " values that are NaN or infinite"));
 }
 }  // namespace
 

@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+#include <cstdlib>
 
 #include <algorithm>
 #include <cctype>
@@ -286,6 +287,9 @@ class Process {
 }  // namespace
 
 int ServiceMain(int argc, char** argv, Service& service) {
+  // What gRPC says of itself in its own format is said by ours, in the words of flags and
+  // addresses.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   ReturnFreedMemory();
   Process process(service);
   if (const std::optional<int> code = process.Parse(argc, argv); code.has_value()) return *code;
