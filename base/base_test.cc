@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <sys/stat.h>
 
 #include <catch2/catch.hpp>
@@ -63,6 +65,7 @@ TEST_CASE("file errors name the path and the reason") {
   CHECK(std::string(missing.status().message()).find("/nonexistent/file") != std::string::npos);
   CHECK_FALSE(MappedFile::Open("/").ok());
   // A link that leads nowhere is there, and reading it says what is wrong.
+  stretto::testing::TempDir folder;
   REQUIRE(symlink("nowhere", folder.File("link").c_str()) == 0);
   CHECK(Files::Real().Exists(folder.File("link")));
   CHECK_FALSE(Files::Real().ReadAll(folder.File("link")).ok());
