@@ -16,6 +16,18 @@ absl::Span<const uint8_t> Bytes(absl::Span<const float> values) {
   return {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)};
 }
 
+// Hashes elements of a part.
+void AddTo(RunningHash& hash, const RunsOfPart& read, const SnapshotPart& part, int64_t begin,
+           int64_t count) {
+  read(part, begin, count, [&](absl::Span<const float> run) { hash.Add(Bytes(run)); });
+}
+std::string HashOfRuns(const RunsOfPart& read, const SnapshotPart& part, int64_t begin,
+                       int64_t count) {
+  RunningHash hash;
+  AddTo(hash, read, part, begin, count);
+  return hash.Text();
+}
+
 int64_t SizeOfTensor(const SnapshotPart& part) {
   int64_t size = 1;
   for (const int64_t s : part.shape) size *= s;
@@ -42,8 +54,8 @@ std::string ShardWriter::KeyOf(const SnapshotPart& part) {
                       "+", part.values.size());
 }
 
-std::vector<ShardWriter::Run> ShardWriter::Cut(const SnapshotPart& part, bool incremental,
-                                               Chunks& chunks) const {
+std::vector<ShardWriter::Run> ShardWriter::Cut(const SnapshotPart& part, const RunsOfPart& read,
+                                               bool incremental, Chunks& chunks) const {
   const auto size = static_cast<int64_t>(part.values.size());
   if (options_.max_chain == 0) return {{0, size, true, "", part.begin}};
   const auto base = committed_.find(KeyOf(part));
@@ -51,7 +63,9 @@ std::vector<ShardWriter::Run> ShardWriter::Cut(const SnapshotPart& part, bool in
   for (int64_t begin = 0; begin < size; begin += options_.chunk_elements) {
     const int64_t count = std::min(options_.chunk_elements, size - begin);
     Chunk chunk;
-    chunk.hash = RawHash(Bytes(part.values.subspan(begin, count)));
+    RunningHash hash;
+    AddTo(hash, read, part, begin, count);
+    chunk.hash = hash.Raw();
     const Chunk* old =
         incremental && base != committed_.end() ? &base->second[chunks.size()] : nullptr;
     const bool is_new = old == nullptr || old->hash != chunk.hash;
@@ -69,18 +83,18 @@ std::vector<ShardWriter::Run> ShardWriter::Cut(const SnapshotPart& part, bool in
 }
 
 absl::Status ShardWriter::WriteRuns(const std::string& file, StateTensor which,
-                                    const std::vector<SnapshotPart>& parts,
-                                    const std::vector<std::vector<Run>>& runs,
+                                    const Source& source, const std::vector<std::vector<Run>>& runs,
                                     ShardResult& result) {
+  const std::vector<SnapshotPart>& parts = source.parts;
   std::vector<SafetensorsWriter::Tensor> tensors;
-  std::map<std::string, absl::Span<const float>> values;
+  std::map<std::string, std::pair<const SnapshotPart*, const Run*>> places;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].which != which) continue;
     for (const Run& run : runs[i]) {
       if (!run.is_new) continue;
       const bool is_whole = run.count == SizeOfTensor(parts[i]);
       std::string name = StoredName(parts[i].name, parts[i].box, run.stored_begin, is_whole);
-      values[name] = parts[i].values.subspan(run.begin, run.count);
+      places[name] = {&parts[i], &run};
       tensors.push_back({std::move(name), DType::kF32,
                          is_whole ? parts[i].shape : std::vector<int64_t>{run.count}});
     }
@@ -89,15 +103,19 @@ absl::Status ShardWriter::WriteRuns(const std::string& file, StateTensor which,
   ASSIGN_OR_RETURN(const auto writer,
                    SafetensorsWriter::Create(files_, JoinPath(folder_, file), std::move(tensors)));
   for (const auto& tensor : writer->tensors()) {
-    const auto bytes = Bytes(values.at(tensor.name));
-    RETURN_IF_ERROR(writer->Append(bytes));
-    result.bytes_written += static_cast<int64_t>(bytes.size());
+    const auto& [part, run] = places.at(tensor.name);
+    absl::Status status;
+    source.read(*part, run->begin, run->count, [&](absl::Span<const float> values) {
+      if (status.ok()) status = writer->Append(Bytes(values));
+    });
+    RETURN_IF_ERROR(status);
+    result.bytes_written += run->count * static_cast<int64_t>(sizeof(float));
   }
   return writer->Finish();
 }
 
-absl::Status ShardWriter::WriteKind(StateTensor which, const std::vector<SnapshotPart>& parts,
-                                    ShardResult& result) {
+absl::Status ShardWriter::WriteKind(StateTensor which, const Source& source, ShardResult& result) {
+  const std::vector<SnapshotPart>& parts = source.parts;
   const std::string file = FileName(which);
   const std::string path = absl::StrCat(final_name_, "/", file);
   std::vector<std::vector<Run>> runs(parts.size());
@@ -105,7 +123,7 @@ absl::Status ShardWriter::WriteKind(StateTensor which, const std::vector<Snapsho
     const SnapshotPart& part = parts[i];
     if (part.which != which) continue;
     Chunks& chunks = written_[KeyOf(part)];
-    runs[i] = Cut(part, result.is_incremental, chunks);
+    runs[i] = Cut(part, source.read, result.is_incremental, chunks);
     for (Chunk& c : chunks) {
       if (c.file.empty()) c.file = path;
     }
@@ -115,17 +133,31 @@ absl::Status ShardWriter::WriteKind(StateTensor which, const std::vector<Snapsho
       const std::string name = run.is_new ? file : absl::StrCat("../", run.file);
       tensor.parts.push_back({FileIndex(result.fragment.files, name), run.stored_begin,
                               part.begin + run.begin, run.count, part.box,
-                              HashBytes(Bytes(part.values.subspan(run.begin, run.count)))});
+                              HashOfRuns(source.read, part, run.begin, run.count)});
     }
-    if (static_cast<int64_t>(part.values.size()) != SizeOfTensor(part)) continue;
-    tensor.hash = tensor.parts.size() == 1 ? tensor.parts[0].hash : HashBytes(Bytes(part.values));
+    const auto size = static_cast<int64_t>(part.values.size());
+    if (size != SizeOfTensor(part)) continue;
+    tensor.hash =
+        tensor.parts.size() == 1 ? tensor.parts[0].hash : HashOfRuns(source.read, part, 0, size);
   }
-  return WriteRuns(file, which, parts, runs, result);
+  RETURN_IF_ERROR(WriteRuns(file, which, source, runs, result));
+  source.is_over(which);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ShardResult> ShardWriter::Write(const std::string& folder,
                                                const std::string& final_name,
                                                const std::vector<SnapshotPart>& parts) {
+  const RunsOfPart in_memory = [](const SnapshotPart& part, int64_t begin, int64_t count,
+                                  absl::FunctionRef<void(absl::Span<const float>)> run) {
+    run(part.values.subspan(begin, count));
+  };
+  return Write(folder, final_name, {parts, in_memory, [](StateTensor) {}});
+}
+
+absl::StatusOr<ShardResult> ShardWriter::Write(const std::string& folder,
+                                               const std::string& final_name,
+                                               const Source& source) {
   folder_ = folder;
   final_name_ = final_name;
   written_.clear();
@@ -139,7 +171,7 @@ absl::StatusOr<ShardResult> ShardWriter::Write(const std::string& folder,
   result.is_incremental = !committed_.empty() && chain_ < options_.max_chain && !replaces;
   last_was_incremental_ = result.is_incremental;
   for (const StateFile& file : kStateFiles) {
-    RETURN_IF_ERROR(WriteKind(file.which, parts, result));
+    RETURN_IF_ERROR(WriteKind(file.which, source, result));
   }
   return result;
 }

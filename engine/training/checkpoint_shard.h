@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -33,7 +34,16 @@ class ShardWriter {
  public:
   ShardWriter(Files& files, const ShardOptions& options) : files_(files), options_(options) {}
 
-  // Writes into `folder`, which will be called `final_name` ("step-…") beside the others.
+  // Writes into `folder`, which will be called `final_name` ("step-…") beside the others. `is_over`
+  // is called with a kind whose parts are not read any more.
+  struct Source {
+    const std::vector<SnapshotPart>& parts;
+    RunsOfPart read;
+    std::function<void(StateTensor)> is_over;
+  };
+  absl::StatusOr<ShardResult> Write(const std::string& folder, const std::string& final_name,
+                                    const Source& source);
+  // Of parts that are in memory.
   absl::StatusOr<ShardResult> Write(const std::string& folder, const std::string& final_name,
                                     const std::vector<SnapshotPart>& parts);
   // The checkpoint of the last Write is complete under its name: the next may refer to it.
@@ -58,11 +68,10 @@ class ShardWriter {
   std::string FileName(StateTensor which) const;
   static std::string KeyOf(const SnapshotPart& part);
   // Runs of chunks that lie in one place; fills in `chunks`, files of new runs excepted.
-  std::vector<Run> Cut(const SnapshotPart& part, bool incremental, Chunks& chunks) const;
-  absl::Status WriteKind(StateTensor which, const std::vector<SnapshotPart>& parts,
-                         ShardResult& result);
-  absl::Status WriteRuns(const std::string& file, StateTensor which,
-                         const std::vector<SnapshotPart>& parts,
+  std::vector<Run> Cut(const SnapshotPart& part, const RunsOfPart& read, bool incremental,
+                       Chunks& chunks) const;
+  absl::Status WriteKind(StateTensor which, const Source& source, ShardResult& result);
+  absl::Status WriteRuns(const std::string& file, StateTensor which, const Source& source,
                          const std::vector<std::vector<Run>>& runs, ShardResult& result);
 
   Files& files_;

@@ -22,11 +22,13 @@ void StateSnapshot::Take(const std::shared_ptr<StateSnapshot>& snapshot, Trainer
   s.parts_.clear();
   s.pieces_.clear();
   s.num_elements_ = 0;
+  s.is_reachable_ = true;
   for (const StatePart& p : parts) s.num_elements_ += p.count;
   if (s.capacity_ < s.num_elements_) {
     s.memory_.reset();
     s.memory_.reset(new float[s.num_elements_]);  // its pages are touched by whoever copies
     s.capacity_ = s.num_elements_;
+    s.has_copied_ = false;
   }
   float* to = s.memory_.get();
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -36,6 +38,11 @@ void StateSnapshot::Take(const std::shared_ptr<StateSnapshot>& snapshot, Trainer
   }
   s.next_ = 0;
   s.blocked_seconds_ = 0;
+  for (std::atomic<bool>& released : s.released_) released = false;
+  {
+    absl::MutexLock lock(&s.live_mutex_);
+    s.is_live_ = true;
+  }
   {
     absl::MutexLock lock(&s.mutex_);
     s.num_copied_ = 0;
@@ -53,6 +60,7 @@ void StateSnapshot::AddPart(const StatePart& part, absl::string_view prefix, flo
     from = static_cast<const float*>(engine.device().HostMemory(part.values));
     if (from == nullptr) engine.device().Download(engine.stream(), part.values, to);
   }
+  if (from == nullptr) is_reachable_ = false;
   for (int64_t done = 0; (from || part.read) && done < part.count; done += kPieceElements) {
     pieces_.push_back({from != nullptr ? from + done : nullptr, to + done,
                        std::min(kPieceElements, part.count - done), &part, done});
@@ -62,7 +70,8 @@ void StateSnapshot::AddPart(const StatePart& part, absl::string_view prefix, flo
                     part.parameter->spec.shape,
                     {part.row_begin, part.row_end, part.col_begin, part.col_end},
                     part.begin,
-                    absl::MakeConstSpan(to, part.count)});
+                    absl::MakeConstSpan(to, part.count),
+                    from});
 }
 
 void StateSnapshot::Copy() {
@@ -70,6 +79,11 @@ void StateSnapshot::Copy() {
   absl::Status status;
   for (size_t i = next_.fetch_add(1); i < pieces_.size(); i = next_.fetch_add(1)) {
     const Piece& p = pieces_[i];
+    if (released_[static_cast<size_t>(p.part->which)]) {
+      ++copied;
+      continue;
+    }
+    has_copied_ = true;
     if (p.from != nullptr) {
       std::memcpy(p.to, p.from, static_cast<size_t>(p.count) * sizeof(float));
     } else {
@@ -86,9 +100,23 @@ void StateSnapshot::Copy() {
   mutex_.Await(absl::Condition(&done));
 }
 
+void StateSnapshot::ForRuns(const SnapshotPart& part, int64_t begin, int64_t count,
+                            absl::FunctionRef<void(absl::Span<const float>)> run) const {
+  for (int64_t done = 0; done < count; done += kPieceElements) {
+    const int64_t n = std::min(kPieceElements, count - done);
+    absl::ReaderMutexLock lock(&live_mutex_);
+    const float* values = is_live_ && part.live != nullptr ? part.live : part.values.data();
+    run({values + begin + done, static_cast<size_t>(n)});
+  }
+}
+
 void StateSnapshot::FinishReading() {
   const double begin = clock_.NowSeconds();
   Copy();
+  {
+    absl::MutexLock lock(&live_mutex_);
+    is_live_ = false;
+  }
   blocked_seconds_ = blocked_seconds_ + clock_.NowSeconds() - begin;
 }
 }  // namespace stretto::engine

@@ -1,18 +1,22 @@
-// A copy in memory of the state that one rank is to write, made while training goes on: masters and
-// moments stay as they are through the next step's forward and backward passes, so they are copied
-// meanwhile by the thread that writes them. When the next update comes first, the training thread
-// copies what is left. Where the host doesn't reach the device's memory, Take copies all of it.
-//
-// The memory is kept for the next snapshot: one copy of the rank's share of masters and moments.
+// The state that one rank is to write, as it was when the snapshot was taken, while training goes
+// on. Masters and moments stay as they are through the next step's forward and backward passes, so
+// they are read where they are by the thread that writes them (ForRuns). When the next update comes
+// first, the training thread copies what is not written yet, and from then on the copy is read:
+// saves that no update overtakes, a run's last among them, take no memory. Once one has been
+// overtaken there is memory for a copy of the rank's share, which is kept, and the thread that
+// writes copies all of it before it begins (Copy), so that training doesn't wait. Where the host
+// doesn't reach the device's memory, Take copies all of it.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 #include "engine/training/checkpoint_manifest.h"
@@ -26,8 +30,13 @@ struct SnapshotPart {
   std::vector<int64_t> shape;  // of the whole tensor
   TensorBox box;
   int64_t begin = 0;
-  absl::Span<const float> values;
+  absl::Span<const float> values;  // the copy
+  const float* live = nullptr;     // where they are in the state, if the host reaches them
 };
+
+// Calls `run` with elements [begin, begin + count) of a part, in order, a run after another.
+using RunsOfPart = std::function<void(const SnapshotPart& part, int64_t begin, int64_t count,
+                                      absl::FunctionRef<void(absl::Span<const float>)> run)>;
 
 class StateSnapshot final : public StateReader {
  public:
@@ -39,6 +48,15 @@ class StateSnapshot final : public StateReader {
                    TrainerEngine* critic = nullptr);
   // Copies what nobody has copied yet, and waits for what others are copying. Any thread.
   void Copy();
+  // Whether Copy is to be called before the parts are read: there is memory for it, or some of the
+  // state can't be read where it is.
+  bool wants_copy() const { return has_copied_ || !is_reachable_; }
+  // As RunsOfPart: from the state as long as it stays as it is, then from the copy. A run is short;
+  // an update waits for its end.
+  void ForRuns(const SnapshotPart& part, int64_t begin, int64_t count,
+               absl::FunctionRef<void(absl::Span<const float>)> run) const;
+  // Parts of this kind won't be read any more, so nobody has to copy them.
+  void Release(StateTensor which) { released_[static_cast<size_t>(which)] = true; }
   // On the training thread.
   void FinishReading() override;
 
@@ -69,6 +87,11 @@ class StateSnapshot final : public StateReader {
   std::vector<StatePart> sources_;
   std::vector<SnapshotPart> parts_;
   std::vector<Piece> pieces_;
+  bool is_reachable_ = true;             // all of the state, by the host
+  std::atomic<bool> has_copied_{false};  // since the memory was allocated
+  std::atomic<bool> released_[3] = {};
+  mutable absl::Mutex live_mutex_;
+  bool is_live_ ABSL_GUARDED_BY(live_mutex_) = false;  // the state is what it was at Take
   std::atomic<size_t> next_{0};
   std::atomic<double> blocked_seconds_{0};
   mutable absl::Mutex mutex_;

@@ -150,7 +150,7 @@ void CheckpointWriter::Loop() {
 
 SaveReport CheckpointWriter::Run(const Job& job) {
   SaveReport report;
-  snapshot_->Copy();
+  if (snapshot_->wants_copy()) snapshot_->Copy();
   report.copy_seconds = clock_.NowSeconds() - job.start_seconds;
   report.info.counters = job.counters;
   report.info.extra_json = job.extra_json;
@@ -173,6 +173,7 @@ SaveReport CheckpointWriter::Run(const Job& job) {
     if (job.num_ranks == 1) files_.RemoveAll(PartialOf(job)).IgnoreError();
     if (job.num_ranks > 1) GiveUp(job, report.status);
   }
+  for (const StateFile& file : kStateFiles) snapshot_->Release(file.which);  // if it failed
   report.blocked_seconds = job.blocked_seconds + snapshot_->blocked_seconds();
   report.seconds = clock_.NowSeconds() - job.start_seconds;
   return report;
@@ -201,9 +202,14 @@ absl::Status CheckpointWriter::Save(const Job& job, SaveReport& report) {
   const std::string partial = PartialOf(job);
   if (job.num_ranks == 1) RETURN_IF_ERROR(files_.RemoveAll(partial));
   RETURN_IF_ERROR(files_.MakeDirs(partial));
-  ASSIGN_OR_RETURN(
-      ShardResult shard,
-      shard_->Write(partial, CheckpointFolderName(job.counters.version), snapshot_->parts()));
+  const ShardWriter::Source source{snapshot_->parts(),
+                                   [this](const SnapshotPart& part, int64_t begin, int64_t count,
+                                          absl::FunctionRef<void(absl::Span<const float>)> run) {
+                                     snapshot_->ForRuns(part, begin, count, run);
+                                   },
+                                   [this](StateTensor which) { snapshot_->Release(which); }};
+  ASSIGN_OR_RETURN(ShardResult shard,
+                   shard_->Write(partial, CheckpointFolderName(job.counters.version), source));
   report.is_incremental = shard.is_incremental;
   report.bytes_written = shard.bytes_written;
   shard.fragment.info = report.info;

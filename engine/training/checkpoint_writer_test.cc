@@ -157,16 +157,42 @@ TEST_CASE("an update waits for the snapshot, or copies what is left of it") {
   Setup s;
   const auto engine = s.Engine();
   REQUIRE_OK(engine->Step(s.batches[0], TestObjective()));
-  const auto before = FullState(*engine);
+  auto before = FullState(*engine);
   // What the host reaches is copied while training goes on, not when the snapshot is taken.
   for (const StatePart& part : engine->PartsToWrite()) {
     CHECK(s.device->HostMemory(part.values) != nullptr);
   }
   const auto snapshot = std::make_shared<StateSnapshot>(Clock::Real());
+  const auto read = [&] {
+    std::vector<float> values;
+    for (const SnapshotPart& part : snapshot->parts()) {
+      snapshot->ForRuns(part, 0, part.values.size(), [&](absl::Span<const float> run) {
+        values.insert(values.end(), run.begin(), run.end());
+      });
+    }
+    return values;
+  };
+  // Before an update it is read where it is, without a copy; then from the copy.
+  StateSnapshot::Take(snapshot, *engine);
+  CHECK(SameBits(read(), before));
+  CHECK(!snapshot->wants_copy());
+  REQUIRE_OK(engine->Step(s.batches[1], TestObjective()));
+  CHECK(!SameBits(FullState(*engine), before));
+  CHECK(SameBits(read(), before));
+  CHECK(snapshot->wants_copy());
+  // What is released isn't copied.
+  const auto released = std::make_shared<StateSnapshot>(Clock::Real());
+  StateSnapshot::Take(released, *engine);
+  for (const StateTensor which : {StateTensor::kMaster, StateTensor::kM, StateTensor::kV}) {
+    released->Release(which);
+  }
+  released->FinishReading();
+  CHECK(!released->wants_copy());
+  before = FullState(*engine);
   for (int round = 0; round < 2; ++round) {
     StateSnapshot::Take(snapshot, *engine);
     // Nobody has copied anything when the state changes.
-    REQUIRE_OK(engine->Step(s.batches[1], TestObjective()));
+    REQUIRE_OK(engine->Step(s.batches[2], TestObjective()));
     CHECK(!SameBits(FullState(*engine), before));
     std::vector<float> copied;
     for (const SnapshotPart& part : snapshot->parts()) {

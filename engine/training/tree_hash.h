@@ -15,6 +15,21 @@ struct Hash128 {
 Hash128 RawHash(absl::Span<const uint8_t> bytes);
 std::string HashBytes(absl::Span<const uint8_t> bytes);
 
+// RawHash and HashBytes of bytes that come one run after another.
+class RunningHash {
+ public:
+  RunningHash();
+  ~RunningHash();
+  RunningHash(const RunningHash&) = delete;
+  RunningHash& operator=(const RunningHash&) = delete;
+  void Add(absl::Span<const uint8_t> bytes);
+  Hash128 Raw() const;
+  std::string Text() const;
+
+ private:
+  void* state_;  // XXH3_state_t
+};
+
 // The hash of named parts in the order they are added. A part is written as
 // length:name=length:value so that no two sequences of parts read the same.
 class TreeHash {
