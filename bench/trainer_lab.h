@@ -15,7 +15,7 @@ struct TrainerLabOptions {
   int64_t micro_batch = 2048;  // tokens
   std::string gradient_dtype;  // that products of the backward pass read; empty: f32
   std::string checkpointing = "none";
-  int64_t logits_mb = 220;  // MiB of rows of the LM head at once
+  int64_t logits_mb = 400;  // MiB of rows of the LM head at once: all of a batch
 };
 
 // Groups of completions that share a prompt.

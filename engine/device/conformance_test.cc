@@ -26,6 +26,12 @@ TEST_CASE("copies convert, fill and add") {
     for (float& v : want.v) v = 0;
     for (size_t i = 0; i < x.v.size(); ++i) want.v[i] = x.v[i] * 0.3f;
     RequireSameBits(lab.Get(tx), want, "scale");
+    Tensor in_place = tx;  // rows of bf16 where the f32 were
+    in_place.dtype = DType::kBF16;
+    in_place.row_stride *= 2;
+    lab->Copy(lab.stream(), in_place, tx);
+    for (float& v : want.v) v = RoundTo(v, DType::kBF16);
+    RequireSameBits(lab.Get(in_place), want, "copy in place");
   }
 }
 

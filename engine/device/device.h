@@ -187,7 +187,8 @@ class Device {
     static_cast<void>(dst);
     return nullptr;
   }
-  // dst = src, converting between kF32 and kBF16.
+  // dst = src, converting between kF32 and kBF16. Rows of bf16 may begin where the rows of f32
+  // begin that they are made of.
   virtual void Copy(Stream& stream, const Tensor& dst, const Tensor& src) = 0;
   virtual void Fill(Stream& stream, const Tensor& dst, float value) = 0;
 

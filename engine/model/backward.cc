@@ -127,7 +127,12 @@ void PackedPass::BackwardHeadChunk(const LayerContext& c, const GradientContext&
     c.device.LogProbsBackward(c.stream, d_logits_RV, s.d_logprobs_R.Cols(0, count), d_entropy,
                               s.targets_N.Cols(begin, count), options_.temperature);
   }
-  const Tensor d_logits = ForProducts(c, d_logits_RV);
+  Tensor d_logits = d_logits_RV;
+  if (options_.gradient_dtype == DType::kBF16) {  // rounded where they are
+    d_logits.dtype = DType::kBF16;
+    d_logits.row_stride *= 2;
+    c.device.Copy(c.stream, d_logits, d_logits_RV);
+  }
   if (options_.lora == nullptr) {
     c.device.LinearBackwardWeight(c.stream, g.layout.lm_head.In(g.head.gradients), d_logits,
                                   s.normed_RD.Rows(0, count));

@@ -65,10 +65,9 @@ int32_t PackedBatch::AddSegment(absl::Span<const int32_t> ids, int32_t parent) {
 size_t HeadRowBytes(const ModelConfig& config, DType dtype, const PackedPassOptions& options) {
   const auto V = static_cast<size_t>(config.num_outputs()),
              D = static_cast<size_t>(config.hidden_size);
-  size_t of_output = sizeof(float), of_residual = 2 * SizeOf(dtype);
+  size_t of_residual = 2 * SizeOf(dtype);
   if (options.train) of_residual += 2 * sizeof(float);
-  if (options.train && options.gradient_dtype == DType::kBF16) of_output += 2;
-  return V * of_output + D * of_residual + 4 * sizeof(float);
+  return V * sizeof(float) + D * of_residual + 4 * sizeof(float);
 }
 
 PackedPass::PackedPass(const Transformer& transformer, const PackedPassOptions& options)
@@ -167,8 +166,7 @@ absl::Status PackedPass::AllocateGradients() {
                               {&s.d_entropy_R, DType::kF32, 1, R}};
   if (c.qk_norm) wishes.push_back({&s.d_qk_TE, DType::kF32, T, (H + G) * C});
   if (options_.gradient_dtype == DType::kBF16) {
-    const int64_t of_layers = T * std::max({2 * F, (H + 2 * G) * C, D});
-    wishes.push_back({&s.d_rounded, DType::kBF16, 1, std::max(of_layers, R * c.num_outputs())});
+    wishes.push_back({&s.d_rounded, DType::kBF16, 1, T * std::max({2 * F, (H + 2 * G) * C, D})});
   }
   return Grant(transformer_.device(), s.memory, wishes);
 }

@@ -89,8 +89,8 @@ struct PackedPassOptions {
   LoraAdapter* lora = nullptr;
 };
 
-// Of one row of the LM head: logits, what products read of their gradients, and the rows of the
-// residual stream with theirs.
+// Of one row of the LM head: logits, whose gradients take their place, and the rows of the residual
+// stream with theirs.
 size_t HeadRowBytes(const ModelConfig& config, DType dtype, const PackedPassOptions& options);
 
 // Both directions over one batch at a time; not thread-safe.

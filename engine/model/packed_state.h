@@ -22,7 +22,7 @@ struct PackedPass::State {
   // Gradients, all f32.
   Tensor d_x_TD, d_normed_TD, d_qkv_TE, d_qk_TE, d_attention_TE, d_gate_up_T2F, d_activated_TF;
   Tensor d_last_RD, d_normed_RD, d_logprobs_R, d_entropy_R;
-  Tensor d_rounded;  // bf16, one row: of the widest d_y, where products read them so
+  Tensor d_rounded;  // bf16, one row: of a layer's widest d_y, where products read them so
 
   const PackedBatch* batch = nullptr;  // of the last Forward, until Backward
 };

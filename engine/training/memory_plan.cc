@@ -108,14 +108,11 @@ MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, 
   const auto D = static_cast<size_t>(config.hidden_size),
              V = static_cast<size_t>(config.num_outputs());
   PackedPassOptions pass;
-  pass.gradient_dtype = options.gradient_dtype;
   const size_t chunk =
       std::clamp<size_t>(options.logits_bytes / HeadRowBytes(config, options.dtype, pass), 1, rows);
   plan.workspace = rows * (W * row.shared + kF32Bytes * (row.gradients + 4)) +
                    chunk * (W * 2 * D + kF32Bytes * (V + 2 * D + 4));
-  if (options.gradient_dtype == DType::kBF16) {
-    plan.workspace += 2 * std::max(rows * row.widest, chunk * V);
-  }
+  if (options.gradient_dtype == DType::kBF16) plan.workspace += 2 * rows * row.widest;
   if (!options.lora) plan.workspace += optimizer.window;
   if (options.lora) {
     const bool divides = parallel.kind != DataParallel::kDdp;

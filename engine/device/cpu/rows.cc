@@ -34,7 +34,7 @@ Source Read(Sink s) { return {s.data, s.bf16}; }
 }  // namespace
 
 void CopyRows(const Kernels& kernels, ThreadPool& pool, const Tensor& dst, const Tensor& src) {
-  if (dst.contiguous() && src.contiguous()) {
+  if (dst.contiguous() && src.contiguous() && dst.handle != src.handle) {
     pool.ParallelRanges(dst.size(), kElementsPerTask, [&](int64_t begin, int64_t end) {
       kernels.row->convert(MutableRowOf(dst, 0) + begin, RowOf(src, 0) + begin, end - begin);
     });
