@@ -25,6 +25,7 @@ void AddReportCommand(CLI::App& app, Command* chosen);
 void AddSftCommand(CLI::App& app, Command* chosen);
 void AddDpoCommand(CLI::App& app, Command* chosen);
 
-// Prints "stretto: message" to stderr for a failure; the exit code.
+// Prints "stretto: message" to stderr for a failure, which output that could not be written is too;
+// the exit code.
 int Finish(const absl::Status& status);
 }  // namespace stretto::cli

@@ -20,7 +20,7 @@ absl::StatusOr<std::string> TakeAnswer(const std::string& key, Json& messages) {
         "`", key, "`: expected a text, or messages of which the last is the assistant's, a text"));
   }
   for (const auto& [field, value] : messages.back().items()) {
-    if (field == "role" || field == "content" || value.is_null()) continue;
+    if (field == "role" || field == "content" || field == "name" || value.is_null()) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("`", key, "`: the answer has the field `", Printable(field, 64),
                      "`, which isn't trained on: expected `role` and `content`"));
@@ -56,6 +56,9 @@ absl::StatusOr<std::string> PlainLine(const std::string& line,
                                       const std::vector<std::string>& answers) {
   ASSIGN_OR_RETURN(Json json, services::ParseUniqueJson(line));
   if (!json.is_object()) return absl::InvalidArgumentError("expected a JSON object");
+  for (const char* field : {"prompt", "messages"}) {  // a null is as if it weren't there
+    if (json.contains(field) && json[field].is_null()) json.erase(field);
+  }
   if (json.contains("prompt") && json["prompt"].is_array() && !json.contains("messages")) {
     json["messages"] = std::move(json["prompt"]);
     json.erase("prompt");

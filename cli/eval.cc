@@ -170,6 +170,17 @@ absl::Status CheckQuestions(const std::vector<Question>& questions, const RunCon
   return absl::OkStatus();
 }
 
+// The pattern of the flag is no part of a run file, which errors would name.
+absl::StatusOr<std::unique_ptr<services::Judge>> MakeJudge(const EvalFlags& flags,
+                                                           const RunConfig& run,
+                                                           services::Metrics* metrics) {
+  auto judge = services::Judge::Create(run.rewards, run.rollout.max_tokens, metrics);
+  if (judge.ok() || !flags.pattern.has_value()) return judge;
+  absl::string_view fault = judge.status().message();
+  absl::ConsumePrefix(&fault, "rewards: regex: ");
+  return absl::Status(judge.status().code(), absl::StrCat("--pattern: ", fault));
+}
+
 struct Outcome {
   bool correct = false;
   std::string text;
@@ -226,8 +237,7 @@ absl::Status Eval(const EvalFlags& flags) {
   sampling.max_tokens =
       static_cast<int32_t>(run.eval.max_tokens > 0 ? run.eval.max_tokens : run.rollout.max_tokens);
   services::Metrics metrics;
-  ASSIGN_OR_RETURN(auto judge,
-                   services::Judge::Create(run.rewards, run.rollout.max_tokens, &metrics));
+  ASSIGN_OR_RETURN(auto judge, MakeJudge(flags, run, &metrics));
   RETURN_IF_ERROR(judge->Probe(kProbeMs));
   const double start = Clock::Real().NowSeconds();
   ASSIGN_OR_RETURN(const auto model, LocalModel::Open(options));
@@ -319,7 +329,8 @@ void AddEvalCommand(CLI::App& app, Command* chosen) {
       ->add_option_function<std::string>(
           "--system", [flags](const std::string& text) { flags->system = text; },
           "System message, in place of the run's or the template's; \"\": one without text")
-      ->type_name("TEXT");
+      ->type_name("TEXT")
+      ->excludes(raw);
   command
       ->add_option("--max-prompts", flags->max_prompts,
                    "Only the first so many questions. 0 (default): all")

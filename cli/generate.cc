@@ -31,7 +31,8 @@ void AddSources(CLI::App& command, GenerateOptions& o) {
                    "A file (-: standard input) with one prompt a line: text, a JSON string, or an "
                    "object with `prompt`, `messages` or `prompt_ids`");
   what->require_option(1);
-  command.add_flag("--raw", o.raw, "The prompt's text as it is, special tokens in it parsed");
+  CLI::Option* raw =
+      command.add_flag("--raw", o.raw, "The prompt's text as it is, special tokens in it parsed");
   command.add_flag(
       "--ignore-fields", o.ignore_fields,
       "Passes over fields of objects in --prompts that aren't known, as data sets have "
@@ -40,10 +41,13 @@ void AddSources(CLI::App& command, GenerateOptions& o) {
       .add_option_function<std::string>(
           "--system", [&o](const std::string& text) { o.system = text; },
           "System message, in place of the run's or the template's; \"\": one without text")
-      ->type_name("TEXT");
-  command.add_option("--chat-format", o.chat_format,
-                     "How messages become a prompt: auto (the model's own way) or a format's name "
-                     "(docs/chat-formats.md). Default: the run's, or auto");
+      ->type_name("TEXT")
+      ->excludes(raw);
+  command
+      .add_option("--chat-format", o.chat_format,
+                  "How messages become a prompt: auto (the model's own way) or a format's name "
+                  "(docs/chat-formats.md). Default: the run's, or auto")
+      ->excludes(raw);
 }
 
 void AddEngine(CLI::App& command, GenerateOptions& o) {
@@ -87,6 +91,22 @@ void AddEngine(CLI::App& command, GenerateOptions& o) {
       .add_option("--threads", o.model.host.threads,
                   "Compute threads. 0 (default): what the machine grants")
       ->check(IntegerIn(0, 1024));
+}
+
+// Flags that would be passed over.
+void CheckSpeculation(const CLI::App& command, const std::string& kind) {
+  const bool has_draft = command.count("--draft-model") > 0;
+  if (kind == "model" && !has_draft) {
+    throw CLI::ValidationError("--speculation model", "needs --draft-model FOLDER");
+  }
+  if (kind != "model" && has_draft) {
+    throw CLI::ValidationError("--draft-model",
+                               "a draft model is for --speculation model: give it too");
+  }
+  if (kind == "off" && command.count("--draft-tokens") > 0) {
+    throw CLI::ValidationError("--draft-tokens",
+                               "is for --speculation ngram and model: give one of them too");
+  }
 }
 
 void AddDistribution(CLI::App& command, engine::SamplingParams& s, GenerateOptions& o) {
@@ -158,7 +178,7 @@ CLI::Option* AddEnds(CLI::App& command, engine::SamplingParams& s) {
 void AddForms(CLI::App& command, GenerateOptions& o) {
   command.add_option("--regex", o.regex, "Regular expression that the whole completion matches");
   command.add_option("--json-schema", o.json_schema_file,
-                     "File with a JSON Schema that the completion obeys (docs/http-api.md)");
+                     "File with a JSON Schema that the completion obeys (docs/json-schema.md)");
   command.add_flag("--json-object", o.json_object, "The completion is some JSON object");
   command.add_option("--choice", o.choices, "The completion is one of these texts (repeat it)");
   command.add_flag("--json,--jsonl", o.json,
@@ -183,7 +203,8 @@ void AddGenerateCommand(CLI::App& app, Command* chosen) {
   AddDistribution(*command, options->sampling, *options);
   AddForms(*command, *options);
   AddEngine(*command, *options);
-  command->callback([options, max_tokens, chosen] {
+  command->callback([options, max_tokens, command, chosen] {
+    CheckSpeculation(*command, options->model.speculation);
     options->max_tokens_given = max_tokens->count() > 0;
     *chosen = [options] { return Finish(GenerateTo(*options, stderr)); };
   });

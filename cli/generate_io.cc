@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/files.h"
+#include "base/messages.h"
 #include "base/printable.h"
 #include "base/status.h"
 #include "services/common/json_unique.h"
@@ -40,7 +41,7 @@ const std::set<std::string>& AnswerFields() {
 absl::Status CheckFields(const Json& object, bool other_fields) {
   int64_t num_prompts = 0;
   for (const auto& [key, value] : object.items()) {
-    num_prompts += PromptFields().contains(key) ? 1 : 0;
+    num_prompts += PromptFields().contains(key) && !value.is_null() ? 1 : 0;
     if (PromptFields().contains(key) || AnswerFields().contains(key) || other_fields) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "the field '", Printable(key, 64), "' isn't known here: expected one of ",
@@ -54,10 +55,14 @@ absl::Status CheckFields(const Json& object, bool other_fields) {
                                                    absl::StrJoin(PromptFields(), ", "), ", found ",
                                                    num_prompts == 0 ? "none" : "several"));
   }
-  const auto prompt = object.find("prompt");
-  if (prompt != object.end() && !prompt->is_string()) {
+  if (HasField(object, "prompt") && !object["prompt"].is_string()) {
+    const Json& prompt = object["prompt"];
+    const bool is_list = prompt.is_array() && !prompt.empty();
     return absl::InvalidArgumentError(absl::StrCat(
-        "'prompt' must be a string, found JSON of another kind (", prompt->type_name(), ")"));
+        "'prompt' must be a string, found JSON of another kind (", prompt.type_name(), ")",
+        is_list && prompt[0].is_object()   ? ": a list of messages is `messages`"
+        : is_list && prompt[0].is_number() ? ": token ids are `prompt_ids`"
+                                           : ""));
   }
   return absl::OkStatus();
 }
@@ -99,7 +104,7 @@ absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path, std::FI
     std::string line = content.substr(begin, end - begin);
     if (!line.empty() && line.back() == '\r') line.pop_back();
     ++number;
-    if (!line.empty()) {
+    if (!absl::StripAsciiWhitespace(line).empty()) {
       prompts.push_back({std::move(line), absl::StrCat(name, ":", number), /*is_line=*/true});
     }
     begin = end + 1;
@@ -115,7 +120,7 @@ absl::StatusOr<PromptInput> ParsePrompt(const Prompt& prompt, bool raw, bool oth
     auto object = services::ParseUniqueJson(prompt.text);
     if (!object.ok()) return Annotate(object.status(), "a line that begins with '{' is an object");
     RETURN_IF_ERROR(CheckFields(*object, other_fields));
-    if (object->contains("prompt_ids")) {
+    if (HasField(*object, "prompt_ids")) {
       ASSIGN_OR_RETURN(input.ids, ReadIds((*object)["prompt_ids"]));
     } else {
       input.line = prompt.text;

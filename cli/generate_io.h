@@ -16,7 +16,7 @@ struct Prompt {
   std::string place;     // file and line, or the flag
   bool is_line = false;  // of a file: JSON that is neither a string nor an object is a mistake
 };
-// A file's prompts, or with "-" those of `input`: the lines that aren't empty.
+// A file's prompts, or with "-" those of `input`: the lines that aren't blank.
 absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path, std::FILE* input = stdin);
 
 // What a prompt says, one of these.

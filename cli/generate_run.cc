@@ -4,11 +4,13 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/counts.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "cli/generate_io.h"
@@ -61,15 +63,79 @@ absl::StatusOr<std::shared_ptr<const engine::Constraint>> MakeConstraint(
   return constraint;
 }
 
+absl::StatusOr<std::vector<std::pair<int32_t, float>>> ReadBiases(const GenerateOptions& options) {
+  std::map<int32_t, float> biases;
+  std::vector<std::pair<int32_t, float>> list;
+  for (const std::string& text : options.logit_bias) {
+    ASSIGN_OR_RETURN(const auto bias, ParseLogitBias(text));
+    if (!biases.insert(bias).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--logit-bias: ", text, ": token ", bias.first, " has a bias already"));
+    }
+    list.push_back(bias);
+  }
+  return list;
+}
+
+absl::Status CheckToken(const char* flag, int32_t token, const LocalModel& model) {
+  if (token >= 0 && token < model.vocab_size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, ": ", token, ": expected a token id from 0 to ", model.vocab_size() - 1));
+}
+
+// What can be told before a model is read.
+absl::Status CheckFlags(const GenerateOptions& options) {
+  const engine::SamplingParams& sampling = options.sampling;
+  if (sampling.top_logprobs > 0 && !options.json) {
+    return absl::InvalidArgumentError("--logprobs is written as JSON: give --json as well");
+  }
+  if (sampling.min_tokens > sampling.max_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--min-tokens: ", sampling.min_tokens, ": expected at most --max-tokens, which is ",
+        sampling.max_tokens, options.max_tokens_given ? "" : " unless it is given"));
+  }
+  return ReadBiases(options).status();
+}
+
 absl::StatusOr<engine::SamplingParams> MakeSampling(const GenerateOptions& options,
                                                     const LocalModel& model) {
   engine::SamplingParams sampling = options.sampling;
-  for (const std::string& text : options.logit_bias) {
-    ASSIGN_OR_RETURN(const auto bias, ParseLogitBias(text));
-    sampling.logit_bias.push_back(bias);
+  ASSIGN_OR_RETURN(sampling.logit_bias, ReadBiases(options));
+  for (const auto& [token, bias] : sampling.logit_bias) {
+    RETURN_IF_ERROR(CheckToken("--logit-bias", token, model));
+  }
+  for (const int32_t token : sampling.stop_ids) {
+    RETURN_IF_ERROR(CheckToken("--stop-token-id", token, model));
   }
   ASSIGN_OR_RETURN(sampling.constraint, MakeConstraint(options, model));
   return sampling;
+}
+
+// What sets the context, and the flag that changes it.
+std::string LimitOf(const LocalModel& model) {
+  const int64_t context = model.context();
+  if (model.cache_is_short()) {
+    return absl::StrCat("the KV cache has room for ", context, " tokens (--kv-cache-mb)");
+  }
+  return absl::StrCat(
+      "a context of ", context, " tokens",
+      context < model.max_positions()
+          ? absl::StrCat(" (the model allows ", model.max_positions(), ": --max-sequence-length)")
+          : "");
+}
+
+// A prompt and completion for which the KV cache is too small will be so however long they wait.
+absl::Status CheckCache(const GenerateOptions& options, const LocalModel& model,
+                        int64_t num_prompt) {
+  const int64_t left = model.context() - num_prompt;
+  if (!model.cache_is_short() || !options.max_tokens_given || left <= 0 ||
+      options.sampling.max_tokens <= left) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--max-tokens ", options.sampling.max_tokens, " and ",
+                   Count(num_prompt, "token"), " of prompt: ", LimitOf(model),
+                   ": expected --max-tokens of at most ", left, ", or a larger cache"));
 }
 
 // What the context does to what was asked for.
@@ -83,15 +149,26 @@ void RemarkOnContext(const GenerateOptions& options, const LocalModel& model, in
                  static_cast<long long>(context), static_cast<long long>(model.max_positions()));
   }
   if (!options.max_tokens_given || left <= 0 || options.sampling.max_tokens <= left) return;
-  const std::string more =
-      context < model.max_positions()
-          ? absl::StrCat(" (the model allows ", model.max_positions(), ": --max-sequence-length)")
-          : "";
   std::fprintf(remarks,
-               "stretto: --max-tokens %d: a context of %lld tokens%s leaves %lld behind the "
-               "longest prompt; completions end there\n",
-               options.sampling.max_tokens, static_cast<long long>(context), more.c_str(),
-               static_cast<long long>(left));
+               "stretto: --max-tokens %d: %s leaves %lld behind the longest prompt; completions "
+               "end there\n",
+               options.sampling.max_tokens, LimitOf(model).c_str(), static_cast<long long>(left));
+}
+
+// Where nobody has said how long completions may be, it is told when they had no room for what they
+// have otherwise.
+void RemarkOnRoom(const GenerateOptions& options, const LocalModel& model,
+                  const std::vector<LocalCompletion>& completions, std::FILE* remarks) {
+  if (options.max_tokens_given) return;
+  const auto num_cut =
+      std::count_if(completions.begin(), completions.end(), [&](const LocalCompletion& completion) {
+        return completion.status.ok() && completion.reason == engine::FinishReason::kLength &&
+               static_cast<int64_t>(completion.ids.size()) < options.sampling.max_tokens;
+      });
+  if (num_cut == 0) return;
+  std::fprintf(remarks, "stretto: %s: %lld of %zu completions end%s there, before %d tokens\n",
+               LimitOf(model).c_str(), static_cast<long long>(num_cut), completions.size(),
+               completions.size() == 1 ? "s" : "", options.sampling.max_tokens);
 }
 
 // Whether guessing ahead was worth it.
@@ -201,9 +278,7 @@ absl::StatusOr<std::pair<int32_t, float>> ParseLogitBias(const std::string& text
 }
 
 absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE* remarks) {
-  if (options.sampling.top_logprobs > 0 && !options.json) {
-    return absl::InvalidArgumentError("--logprobs is written as JSON: give --json as well");
-  }
+  RETURN_IF_ERROR(CheckFlags(options));
   std::vector<Prompt> prompts{{options.prompt, "--prompt"}};
   if (!options.prompts_file.empty()) {
     ASSIGN_OR_RETURN(prompts, ReadPrompts(options.prompts_file));
@@ -223,6 +298,8 @@ absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE*
   for (size_t i = 0; i < prompts.size(); ++i) {
     auto encoded = EncodePrompt(*model, inputs[i]);
     if (!encoded.ok()) return Annotate(encoded.status(), prompts[i].place);
+    RETURN_IF_ERROR(Annotate(CheckCache(options, *model, static_cast<int64_t>(encoded->size())),
+                             prompts[i].place));
     longest = std::max(longest, encoded->size());
     ids.push_back(*std::move(encoded));
   }
@@ -237,7 +314,8 @@ absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE*
     printer.Finished(index, completion);
   };
   complete.stop = [&] { return !printer.status().ok(); };
-  (void)model->Complete(ids, complete);
+  const auto completions = model->Complete(ids, complete);
+  RemarkOnRoom(options, *model, completions, remarks);
   RemarkOnSpeculation(model->stats().speculation, remarks);
   if (printer.num_cut() > 0) {
     std::fprintf(remarks,

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/testing.h"
 #include "cli/generate_io.h"
@@ -87,7 +89,7 @@ TEST_CASE("guessing ahead writes the same, and a text that was cut off is told o
 
 TEST_CASE("prompts come from standard input as well") {
   std::FILE* input = std::tmpfile();
-  std::fputs("one\r\n\n\"two\"\n", input);
+  std::fputs("one\r\n \t\n\"two\"\n", input);
   std::rewind(input);
   const auto prompts = ReadPrompts("-", input);
   REQUIRE_OK(prompts);
@@ -134,7 +136,8 @@ TEST_CASE("several completions stand apart, and a file's line is named in errors
         "{\"prompt\": \"x\", \"max_tokens\": 3}", "{\"prompt\": \"x\", \"prompt_ids\": [1]}",
         "{\"prompt_ids\": []}", "{\"prompt_ids\": [1, -1]}", "{\"prompt_ids\": [1, 257]}",
         "{\"prompt_ids\": [1.5]}", "{\"messages\": [{\"role\": \"user\", \"content\": 3}]}",
-        "{\"messages\": [{\"role\": \"user\", \"content\": \"x\", \"name\": \"y\"}]}"}) {
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"x\", \"tool\": \"y\"}]}",
+        "{\"messages\": [{\"role\": \"foo\", \"content\": \"x\"}]}"}) {
     std::ofstream(options.prompts_file, std::ios::trunc) << "one\n\n" << bad << "\n";
     const absl::Status status = Run(options).status;
     INFO(bad << ": " << status.message());
@@ -162,6 +165,11 @@ TEST_CASE("a file's prompts are what their lines say, and no field is passed ove
   CHECK(absl::StrContains(fault("[1, 2]"), "write {\"prompt_ids\": [...]}"));
   CHECK(absl::StrContains(fault(R"({"prompt": "x", "seed": 3})"),
                           "'seed' isn't known here: expected one of messages, prompt, prompt_ids"));
+  CHECK(parsed(" \t{\"prompt_ids\": [3]}")->ids == std::vector<int32_t>{3});
+  CHECK(parsed(R"({"prompt_ids": [3], "prompt": null})")->ids == std::vector<int32_t>{3});
+  CHECK(absl::StrContains(fault(R"({"prompt": [{"role": "user", "content": "x"}]})"),
+                          "a list of messages is `messages`"));
+  CHECK(absl::StrContains(fault(R"({"prompt": [1, 2]})"), "token ids are `prompt_ids`"));
   CHECK(absl::StrContains(fault(R"({"text": "x"})"), "the field 'text' isn't known"));
   CHECK(absl::StrContains(fault(R"({"answer": "x"})"), "found none"));
   CHECK(absl::StrContains(fault(R"({"prompt_ids": [1, "2"]})"), "prompt_ids[1]: expected a token"));
@@ -188,6 +196,33 @@ TEST_CASE("an empty system message is one without text, not the template's") {
     return line.substr(begin, line.find(']', begin) - begin);
   };
   CHECK(prompt_ids(ids()) == prompt_ids(empty));
+}
+
+TEST_CASE("messages are the same prompt however they are written") {
+  GenerateOptions options = Options();
+  options.raw = false;
+  options.chat_format = "zephyr";
+  options.json = true;
+  const auto ids = [&](const std::string& messages, const std::string& more = "") {
+    options.prompt = absl::StrCat(R"({"messages": [)", messages, "]", more, "}");
+    const std::string line = TextOf(options);
+    const size_t begin = line.find("\"prompt_ids\"");
+    return line.substr(begin, line.find(']', begin) - begin);
+  };
+  const std::string plain = ids(R"({"role": "system", "content": "Add."},
+                                   {"role": "user", "content": "1+2"},
+                                   {"role": "assistant", "content": ""},
+                                   {"role": "user", "content": "3"})");
+  CHECK(ids(R"({"role": "developer", "content": [{"type": "text", "text": "Add."}]},
+               {"role": "user", "content": [{"type": "text", "text": "1+"},
+                                            {"type": "text", "text": "2"}], "name": "ann"},
+               {"role": "assistant", "content": null, "tool_calls": [], "refusal": null},
+               {"role": "user", "content": "3"})",
+            R"(, "prompt": null)") == plain);
+  options.prompt = R"({"messages": [{"role": "tool", "content": "x"}]})";
+  CHECK(Run(options).status.message() ==
+        "--prompt: 'messages[0].role' is 'tool': expected system, developer, user or assistant (no "
+        "tools here)");
 }
 
 TEST_CASE("a model without a chat template completes prompts as they are, and says so") {
@@ -282,7 +317,15 @@ TEST_CASE("biases, penalties and ends") {
     CHECK(absl::StrContains(Run(options).status.message(), bad));
   }
   options.logit_bias = {"257=1"};
-  CHECK(absl::StrContains(Run(options).status.message(), "logit_bias"));
+  CHECK(Run(options).status.message() == "--logit-bias: 257: expected a token id from 0 to 256");
+  options.logit_bias = {"66=200", "66=-200"};
+  CHECK(absl::StrContains(Run(options).status.message(), "token 66 has a bias already"));
+  options.logit_bias.clear();
+  options.sampling.stop_ids = {257};
+  CHECK(Run(options).status.message() == "--stop-token-id: 257: expected a token id from 0 to 256");
+  options.sampling.stop_ids.clear();
+  options.sampling.min_tokens = 9;
+  CHECK(absl::StartsWith(Run(options).status.message(), "--min-tokens: 9: expected at most"));
 }
 
 TEST_CASE("log-probs of alternatives are part of the JSON") {
@@ -311,6 +354,41 @@ TEST_CASE("a completion that the context cuts off is told beforehand") {
   CHECK(absl::StrContains(Run(options).status.message(), "was made for 256"));
   options.model.host.max_sequence_length = 0;
   options.sampling.max_tokens = 242;
+  CHECK(Run(options).remarks.empty());
+  options.sampling.max_tokens = 256;
+  options.max_tokens_given = false;
+  CHECK(absl::StrContains(
+      Run(options).remarks,
+      "a context of 256 tokens: 1 of 1 completions ends there, before 256 tokens"));
+}
+
+TEST_CASE("a KV cache that is too small is named, and what it can never hold refused") {
+  const testing::TempDir dir;
+  const std::string model = dir.File("model");
+  std::filesystem::copy(STRETTO_SOURCE_DIR "/examples/tiny-model", model);
+  std::stringstream config;
+  config << std::ifstream(model + "/config.json").rdbuf();
+  std::ofstream(model + "/config.json", std::ios::trunc) << absl::StrReplaceAll(
+      config.str(), {{"\"max_position_embeddings\": 256", "\"max_position_embeddings\": 4096"}});
+  GenerateOptions options = Options();
+  options.model.host.path = model;
+  options.dtype = "f32";
+  options.model.kv_cache_mb = 1;
+  options.prompt = std::string(400, 'a');
+  options.sampling.max_tokens = 256;
+  Written written = Run(options);
+  REQUIRE_OK(written.status);
+  CHECK(absl::StrContains(
+      written.remarks,
+      "the KV cache has room for 513 tokens (--kv-cache-mb): 1 of 1 completions ends "
+      "there, before 256 tokens"));
+  options.max_tokens_given = true;
+  written = Run(options);
+  CHECK(absl::IsInvalidArgument(written.status));
+  CHECK(written.status.message() ==
+        "--prompt: --max-tokens 256 and 400 tokens of prompt: the KV cache has room for 513 tokens "
+        "(--kv-cache-mb): expected --max-tokens of at most 113, or a larger cache");
+  options.sampling.max_tokens = 113;
   CHECK(Run(options).remarks.empty());
 }
 

@@ -60,6 +60,11 @@ class LocalModel {
 
   // Tokens that prompt and completion may have together, and what the model itself allows.
   int64_t context() const { return engine_->max_context(); }
+  // Whether it is the KV cache that allows no longer context.
+  bool cache_is_short() const {
+    return context() < host_->transformer->options().max_sequence_length;
+  }
+  int64_t vocab_size() const { return host_->files.config.vocab_size; }
   // What one should know of the draft model; empty: nothing.
   const std::string& draft_notice() const { return speculation_.notice; }
   engine::EngineStats stats() const { return engine_->stats(); }

@@ -46,11 +46,20 @@ void Print(const v1::RunStatus& status) {
   std::printf("%s", PrintableLines(notices).c_str());
 }
 
+// A run file alone may be anybody's; what stands beside it is the run's own.
+bool HoldsRun(const std::string& folder) {
+  Files& files = Files::Real();
+  const auto has = [&](const char* name) { return files.Exists(JoinPath(folder, name)); };
+  return has("run.yaml") && (has("run.sqlite") || has("members") || has("summary.json"));
+}
+
 // What a run that is not up has left behind.
 absl::Status ShowEnded(const StatusFlags& flags) {
   Files& files = Files::Real();
-  if (!files.Exists(JoinPath(flags.run_dir, "run.yaml"))) {
-    return absl::NotFoundError(absl::StrCat(flags.run_dir, ": no run has been started there"));
+  if (!HoldsRun(flags.run_dir)) {
+    return absl::NotFoundError(
+        absl::StrCat(flags.run_dir,
+                     ": no run has been started there (no folder that `stretto up` has written)"));
   }
   if (flags.stop || flags.pause || flags.resume || flags.checkpoint) {
     return absl::FailedPreconditionError(

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "base/counts.h"
 #include "base/status.h"
 #include "engine/constrain/constraint.h"
 
@@ -71,7 +72,7 @@ absl::Status ValidatePenalties(const SamplingParams& p, const RequestLimits& lim
 
 std::string ContextOf(const RequestLimits& limits) {
   return absl::StrCat(
-      "a context of ", limits.max_context, " tokens",
+      "a context of ", Count(limits.max_context, "token"),
       limits.cache_is_short ? " (all that the KV cache holds: enlarge the cache)" : "");
 }
 
@@ -135,9 +136,8 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   RETURN_IF_ERROR(ValidateIds("forced_prefix", request.forced_prefix, limits));
   const auto num_prompt = static_cast<int64_t>(request.prompt_ids.size());
   if (num_prompt >= limits.max_context) {
-    return RefuseField("prompt_ids",
-                       absl::StrCat("the prompt has ", num_prompt,
-                                    " tokens, which leaves no room in ", ContextOf(limits)));
+    return RefuseField("prompt_ids", absl::StrCat("the prompt has ", Count(num_prompt, "token"),
+                                                  ", which leaves no room in ", ContextOf(limits)));
   }
   if (p.max_tokens < 0 || p.min_tokens < 0 || (p.max_tokens > 0 && p.min_tokens > p.max_tokens)) {
     return RefuseField(
@@ -147,10 +147,10 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   if (num_prompt + p.max_tokens > limits.max_context) {
     return RefuseField(
         "max_tokens",
-        absl::StrCat("max_tokens is ", p.max_tokens, " and the prompt has ", num_prompt,
-                     " tokens, together ", num_prompt + p.max_tokens, ", more than ",
-                     ContextOf(limits), ": expected at most ", limits.max_context - num_prompt,
-                     ", or none for what the context leaves"));
+        absl::StrCat("max_tokens is ", p.max_tokens, " and the prompt has ",
+                     Count(num_prompt, "token"), ", together ", num_prompt + p.max_tokens,
+                     ", more than ", ContextOf(limits), ": expected at most ",
+                     limits.max_context - num_prompt, ", or none for what the context leaves"));
   }
   RETURN_IF_ERROR(ValidateDistribution(p));
   RETURN_IF_ERROR(ValidatePenalties(p, limits));

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/file_status.h"
-#include "base/printable.h"
+#include "base/messages.h"
 #include "base/status.h"
 
 namespace stretto::engine {
@@ -41,31 +41,11 @@ absl::StatusOr<std::string> TextField(const Json& object, const char* field) {
   return it->get<std::string>();
 }
 
-// What a message says beside its text would be lost. A null says nothing.
-absl::Status CheckFields(const Json& message) {
-  for (const auto& [key, value] : message.items()) {
-    if (key == "role" || key == "content" || value.is_null()) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "'", Printable(key, 64), "' is no field that prompts have: expected 'role' and 'content'"));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<ChatMessage>> ReadMessages(const Json& list) {
-  if (!list.is_array() || list.empty()) {
-    return absl::InvalidArgumentError("'messages' must be a list of at least one message");
-  }
+absl::StatusOr<std::vector<ChatMessage>> ReadChat(const Json& list) {
+  ASSIGN_OR_RETURN(auto read, ReadMessages(list));
   std::vector<ChatMessage> messages;
-  for (size_t i = 0; i < list.size(); ++i) {
-    if (!list[i].is_object()) {
-      return absl::InvalidArgumentError(absl::StrCat("messages[", i, "] must be an object"));
-    }
-    auto role = TextField(list[i], "role");
-    auto content = TextField(list[i], "content");
-    for (const auto& status : {role.status(), content.status(), CheckFields(list[i])}) {
-      RETURN_IF_ERROR(Annotate(status, absl::StrCat("messages[", i, "]")));
-    }
-    messages.push_back({*std::move(role), *std::move(content)});
+  for (Message& message : read) {
+    messages.push_back({std::move(message.role), std::move(message.content)});
   }
   return messages;
 }
@@ -114,12 +94,12 @@ absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeLine(const std::string
   RETURN_IF_ERROR(no_chat_);
   const Json line = Json::parse(json, nullptr, /*allow_exceptions=*/false);
   if (!line.is_object()) return absl::InvalidArgumentError("a prompt must be a JSON object");
-  const bool has_prompt = line.contains("prompt"), has_messages = line.contains("messages");
+  const bool has_prompt = HasField(line, "prompt"), has_messages = HasField(line, "messages");
   if (has_prompt == has_messages) {
     return absl::InvalidArgumentError("a prompt needs exactly one of 'prompt' and 'messages'");
   }
   if (has_messages) {
-    ASSIGN_OR_RETURN(auto messages, ReadMessages(line["messages"]));
+    ASSIGN_OR_RETURN(auto messages, ReadChat(line["messages"]));
     return EncodeMessages(std::move(messages));
   }
   ASSIGN_OR_RETURN(const std::string text, TextField(line, "prompt"));

@@ -77,10 +77,11 @@ absl::Status CheckAnswers(const std::vector<RewardSpec>& rewards, const json& li
     if (reward.type == "integer") status = AnswerInteger(line, reward.answer_field).status();
     if (reward.type == "numeric") status = AnswerNumber(line, reward.answer_field).status();
     if (status.ok()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(status.message(), "; the reward '",
-                     Printable(reward.name.empty() ? reward.type : reward.name), "' (", reward.type,
-                     ") compares completions with it"));
+    const bool is_named = !reward.name.empty() && reward.name != reward.type;
+    return absl::InvalidArgumentError(absl::StrCat(
+        status.message(), "; the reward ",
+        is_named ? absl::StrCat("'", Printable(reward.name), "' (", reward.type, ")") : reward.type,
+        " compares completions with it"));
   }
   return absl::OkStatus();
 }

@@ -7,7 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
-#include "base/printable.h"
+#include "base/messages.h"
 #include "base/status.h"
 #include "services/common/dataset_answer.h"
 #include "services/common/json_unique.h"
@@ -16,34 +16,12 @@ namespace stretto::services {
 namespace {
 using nlohmann::json;
 
-// What is wrong with a chat message; empty: nothing.
-std::string MessageFault(const json& message) {
-  if (!message.is_object()) return "`messages` holds something that is not an object";
-  for (const char* key : {"role", "content"}) {
-    const auto it = message.find(key);
-    if (it == message.end() || !it->is_string()) {
-      return absl::StrCat("a message has no text `", key, "`");
-    }
-  }
-  for (const auto& [key, value] : message.items()) {
-    if (key == "role" || key == "content" || value.is_null()) continue;
-    return absl::StrCat("a message has the field `", Printable(key, 64),
-                        "`, which prompts don't have: expected `role` and `content`");
-  }
-  return "";
-}
-
+// What is wrong with what a line asks; empty: nothing.
 std::string PromptFault(const json& line) {
-  const bool has_prompt = line.contains("prompt"), has_messages = line.contains("messages");
+  const bool has_prompt = HasField(line, "prompt"), has_messages = HasField(line, "messages");
   if (has_prompt == has_messages) return "expected either `prompt` or `messages`";
   if (has_prompt) return line["prompt"].is_string() ? "" : "`prompt` is not a text";
-  if (!line["messages"].is_array() || line["messages"].empty()) {
-    return "`messages` is not a list of messages";
-  }
-  for (const json& message : line["messages"]) {
-    if (std::string fault = MessageFault(message); !fault.empty()) return fault;
-  }
-  return "";
+  return std::string(ReadMessages(line["messages"]).status().message());
 }
 
 std::string LineFault(absl::string_view text, const DatasetOptions& options) {

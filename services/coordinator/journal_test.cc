@@ -359,11 +359,16 @@ TEST_CASE("datasets are read line by line and bad lines are named") {
   CHECK(absl::StartsWith(error("[1]"), "d.jsonl:4: expected a JSON object"));
   CHECK(absl::StartsWith(error("{\"text\": \"x\"}"), "d.jsonl:4: expected either"));
   CHECK(absl::StartsWith(error("{\"prompt\": 5}"), "d.jsonl:4: `prompt` is not a text"));
-  CHECK(absl::StartsWith(error("{\"messages\": []}"), "d.jsonl:4: `messages` is not a list"));
+  CHECK(absl::StartsWith(error("{\"messages\": []}"), "d.jsonl:4: 'messages': expected a list"));
   CHECK(absl::StartsWith(error("{\"messages\": [{\"role\": \"user\"}]}"),
-                         "d.jsonl:4: a message has no text `content`"));
-  CHECK(absl::StartsWith(error(R"({"messages": [{"role": "user", "content": "", "name": "x"}]})"),
-                         "d.jsonl:4: a message has the field `name`"));
+                         "d.jsonl:4: 'messages[0].content' is missing"));
+  CHECK(absl::StartsWith(error(R"({"messages": [{"role": "user", "content": "", "tool": "x"}]})"),
+                         "d.jsonl:4: 'messages[0].tool' isn't known"));
+  CHECK(absl::StartsWith(error(R"({"messages": [{"role": "foo", "content": ""}]})"),
+                         "d.jsonl:4: 'messages[0].role' is 'foo': expected system, developer"));
+  CHECK(ParseDataset(R"({"prompt": null, "messages": [{"role": "developer", "content": "a"}]})",
+                     "d.jsonl", {})
+            .ok());
   CHECK(absl::StrContains(ParseDataset("\n", "d.jsonl", {}).status().message(), "is empty"));
   const auto marked = ParseDataset("\xef\xbb\xbf{\"prompt\": \"a\"}\r\n", "d.jsonl", {});
   REQUIRE_OK(marked);
@@ -375,7 +380,7 @@ TEST_CASE("datasets are read line by line and bad lines are named") {
   const auto lacking =
       ParseDataset(first + "{\"prompt\":\"b\"}\n", "d.jsonl", {.rewards = {integer}});
   CHECK(lacking.status().message() ==
-        "d.jsonl:2: the dataset line's field 'answer' is missing; the reward 'integer' (integer) "
+        "d.jsonl:2: the dataset line's field 'answer' is missing; the reward integer "
         "compares completions with it (data.on_bad_line: skip leaves such lines out)");
   const auto empty = ParseDataset(first + "\n{\"prompt\":\"b\",\"answer\":null}\n", "d.jsonl",
                                   {.rewards = {integer}});

@@ -78,10 +78,12 @@ absl::StatusOr<Speculation> OpenSpeculation(const ModelHost& host, const std::st
     return absl::InvalidArgumentError(
         absl::StrCat("speculation '", kind, "': expected off, ngram or model"));
   }
-  if ((kind == "model") != !draft_model.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("speculation '", kind, "' with draft model '", draft_model,
-                     "': a draft model is for speculation 'model', which needs one"));
+  if (kind == "model" && draft_model.empty()) {
+    return absl::InvalidArgumentError("speculation model: needs a draft model (--draft-model)");
+  }
+  if (kind != "model" && !draft_model.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "draft model ", draft_model, " (--draft-model): is for speculation model, not ", kind));
   }
   if (draft_tokens < 1 || draft_tokens > engine::kMaxDraft) {
     return absl::InvalidArgumentError(

@@ -9,6 +9,7 @@
 #include "CLI/Formatter.hpp"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/counts.h"
 #include "base/flag_checks.h"
 #include "base/machine.h"
 #include "base/status.h"
@@ -91,8 +92,9 @@ class GeneratorProgram final : public Service {
     AddEngineFlags(app);
     AddHttpFlags(app);
     // A run has these of its own: given as well they would be passed over.
-    app.callback([&app] {
-      if (app.get_option("--run")->count() == 0) return;
+    app.callback([this, &app] {
+      CheckHttpFlags(app);
+      if (app.get_option("--run")->count() == 0) return CheckDraftFlags(app);
       for (const char* flag :
            {"--model", "--adapter", "--dtype", "--backend", "--chat-format",
             "--max-sequence-length", "--kv-cache-mb", "--kv-cache-share", "--max-running",
@@ -128,7 +130,7 @@ class GeneratorProgram final : public Service {
     context_ = engine->max_context();
     LogInfo("context of ", context_, " tokens, KV cache of ",
             engine->stats().blocks_total * engine::kBlockTokens, ", at most ", options.max_running,
-            " sequences at once, ", host_->transformer->device().num_threads(), " threads");
+            " sequences at once, ", Count(host_->transformer->device().num_threads(), "thread"));
     loop_ = std::make_unique<GenerationLoop>(std::move(engine), context.metrics);
     constraints_ = std::make_unique<engine::ConstraintCache>([this] {
       return engine::TokenTrie::Of(host_->prompts->tokenizer(), host_->prompts->stop_ids());
@@ -264,15 +266,32 @@ class GeneratorProgram final : public Service {
         ->check(CLI::Validator(CheckOrigin, "ORIGIN"));
   }
 
+  // Flags that would be passed over.
+  void CheckHttpFlags(const CLI::App& app) const {
+    if (http_port_ >= 0) return;
+    for (const char* flag :
+         {"--served-model-name", "--api-key", "--api-key-file", "--cors-origin"}) {
+      if (app.count(flag) == 0) continue;
+      throw CLI::ValidationError(flag, "is for the HTTP API: give --http-port too");
+    }
+  }
+  void CheckDraftFlags(const CLI::App& app) const {
+    const bool has_draft = app.count("--draft-model") > 0;
+    if (cluster_.speculation == "model" && !has_draft) {
+      throw CLI::ValidationError("--speculation model", "needs --draft-model PATH");
+    }
+    if (cluster_.speculation != "model" && has_draft) {
+      throw CLI::ValidationError("--draft-model",
+                                 "a draft model is for --speculation model: give it too");
+    }
+    if (cluster_.speculation == "off" && app.count("--draft-tokens") > 0) {
+      throw CLI::ValidationError("--draft-tokens",
+                                 "is for --speculation ngram and model: give one of them too");
+    }
+  }
+
   absl::Status StartHttp(const ServiceContext& context) {
     if (http_port_ < 0) {
-      if (!api_keys_.given.empty() || !api_keys_.file.empty()) {
-        return absl::InvalidArgumentError("an API key is for the HTTP API: give --http-port too");
-      }
-      if (!cors_origins_.empty()) {
-        return absl::InvalidArgumentError(
-            "--cors-origin is for the HTTP API: give --http-port too");
-      }
       if (!context.run.has_value()) LogInfo("no HTTP API: --http-port PORT serves one");
       return absl::OkStatus();
     }

@@ -266,5 +266,86 @@ TEST_CASE("a model and questions are enough for `stretto eval`, and bad question
   CHECK(has(mixed(2, {"--reward", "exact", "--take", "first"}), "--take is for"));
   CHECK(has(mixed(2, {"--reward", "integer"}), "mixed.jsonl:4: "));
 }
+
+// The exit code and what was said of a command; with /dev/full as its log nothing can be said.
+struct Said {
+  int exit_code;
+  std::string log;
+};
+Said Say(const std::vector<std::string>& arguments, const std::string& log_file) {
+  Process process("stretto", arguments, log_file);
+  const int exit_code = process.WaitForExit(kTimeoutMs);
+  return {exit_code, log_file == "/dev/full" ? "" : process.Log()};
+}
+
+TEST_CASE("results that can't be written are an error of every command") {
+  const TempDir dir;
+  const std::string examples = absl::StrCat(STRETTO_SOURCE_DIR, "/examples/");
+  std::ofstream(dir.File("run.yaml")) << "model: {path: m}\n";
+  CHECK(Say({"status", dir.path()}, dir.File("0")).exit_code == 1);  // nobody's run
+  std::ofstream(dir.File("summary.json")) << "{\"run_id\": \"r\"}";
+  std::ofstream(dir.File("metrics.jsonl")) << "{\"step\":1,\"reward_mean\":0.5}\n";
+  int number = 1;
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"--help"},
+           {"--version"},
+           {"generate", "--help"},
+           {"status", dir.path()},
+           {"report", dir.path()},
+           {"eval", "--model", examples + "tiny-model", "--raw", "--max-prompts", "2",
+            "--max-tokens", "2", "--data", examples + "arithmetic/tiny-eval.jsonl"}}) {
+    INFO(command[0]);
+    CHECK(Say(command, dir.File(absl::StrCat(number++))).exit_code == 0);
+    CHECK(Say(command, "/dev/full").exit_code == 1);
+  }
+}
+
+TEST_CASE("words that no command knows are named as they were typed, with the nearest one") {
+  const TempDir dir;
+  int number = 0;
+  const auto fault = [&](const std::vector<std::string>& arguments) {
+    const Said said = Say(arguments, dir.File(absl::StrCat(number++)));
+    CHECK(said.exit_code == 2);
+    return said.log;
+  };
+  CHECK(fault({"generat"}).find("no command 'generat' (did you mean generate?)") !=
+        std::string::npos);
+  CHECK(
+      fault({"generate", "--modle", "X"}).find("not expected: --modle X (did you mean --model?)") !=
+      std::string::npos);
+  CHECK(fault({"--modle", "X"}).find("not expected: --modle X") != std::string::npos);
+  CHECK(fault({"eval", "--zzzzzz"}).find("not expected: --zzzzzz\n") != std::string::npos);
+  CHECK(fault({}).find("A subcommand is required") != std::string::npos);
+}
+
+TEST_CASE("flags that would be passed over, or are wrong, are named") {
+  const TempDir dir;
+  const std::string examples = absl::StrCat(STRETTO_SOURCE_DIR, "/examples/");
+  const std::vector<std::string> generate = {"generate", "--model", examples + "tiny-model",
+                                             "--prompt", "1+1="};
+  const std::vector<std::string> eval = {"eval", "--model", examples + "tiny-model", "--data",
+                                         examples + "arithmetic/tiny-eval.jsonl"};
+  struct Case {
+    std::vector<std::string> command, flags;
+    std::string expected;
+  };
+  const std::vector<Case> cases = {
+      {generate, {"--raw", "--system", "x"}, "--raw excludes --system"},
+      {generate, {"--raw", "--chat-format", "zz"}, "--raw excludes --chat-format"},
+      {eval, {"--raw", "--system", "x"}, "--raw excludes --system"},
+      {eval, {"--reward", "regex", "--pattern", "("}, "--pattern: "},
+      {generate, {"--draft-model", "x"}, "--draft-model: a draft model is for --speculation model"},
+      {generate, {"--speculation", "model"}, "--speculation model: needs --draft-model"},
+      {generate, {"--draft-tokens", "4"}, "--draft-tokens: is for --speculation"},
+  };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    std::vector<std::string> arguments = cases[i].command;
+    arguments.insert(arguments.end(), cases[i].flags.begin(), cases[i].flags.end());
+    const Said said = Say(arguments, dir.File(absl::StrCat(i)));
+    INFO(said.log);
+    CHECK(said.exit_code == 2);
+    CHECK(said.log.find(cases[i].expected) != std::string::npos);
+  }
+}
 }  // namespace
 }  // namespace stretto::testing

@@ -345,6 +345,12 @@ TEST_CASE("a generator that cannot start says why and exits with 1 or 2") {
   SECTION("flags that can't be, each named") {
     CHECK(run({"--run", "run.yaml", "--max-running", "3"}) == 2);
     CHECK(log_has("--max-running: is for --model: with --run"));
+    for (const char* flag : {"--served-model-name", "--api-key"}) {
+      CHECK(run({"--model", model, flag, "x"}) == 2);
+      CHECK(log_has(absl::StrCat(flag, ": is for the HTTP API: give --http-port too")));
+    }
+    CHECK(run({"--model", model, "--draft-tokens", "3"}) == 2);
+    CHECK(log_has("--draft-tokens: is for --speculation"));
     CHECK(run({"--model", ""}) == 2);
     CHECK(log_has("--model: expected a value, found an empty text"));
     CHECK(run({"--model", model, "--kv-dtype", "int3"}) == 2);

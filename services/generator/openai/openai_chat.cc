@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/printable.h"
+#include "base/messages.h"
 #include "base/status.h"
 #include "services/generator/openai/openai_request.h"
 
@@ -11,70 +11,12 @@ namespace stretto::services {
 namespace {
 using Json = nlohmann::json;
 
-// Fields that are allowed with the value that changes nothing.
-void Refuse(Fields& fields, const std::string& key, const Json& harmless,
-            const std::string& reason) {
-  const Json* value = fields.Take(key);
-  if (value != nullptr && *value != harmless) fields.Fail(key, reason);
-}
-
-// A message's content: a text, or a list of parts that are texts.
-absl::StatusOr<std::string> ReadContent(const Json& message, const std::string& name) {
-  const auto it = message.find("content");
-  if (it != message.end() && it->is_string()) return it->get<std::string>();
-  // As OpenAI's own: an assistant may have said nothing.
-  const bool is_empty = it == message.end() || it->is_null();
-  if (is_empty && message.value("role", Json()) == "assistant") return std::string();
-  if (it == message.end() || !it->is_array()) {
-    return ParamError("messages", absl::StrCat("'", name, ".content': expected a text"));
-  }
-  std::string text;
-  for (const Json& part : *it) {
-    if (!part.is_object() || part.value("type", Json()) != "text" ||
-        !part.value("text", Json()).is_string()) {
-      return ParamError("messages",
-                        absl::StrCat("'", name, ".content': only parts of type text are known"));
-    }
-    text += part["text"].get<std::string>();
-  }
-  return text;
-}
-
-absl::StatusOr<engine::ChatMessage> ReadMessage(const Json& json, const std::string& name) {
-  if (!json.is_object()) {
-    return ParamError("messages", absl::StrCat("'", name, "': expected an object"));
-  }
-  Fields fields(json, name + ".");
-  engine::ChatMessage message;
-  fields.String("role", &message.role);
-  fields.Ignore({"content", "name"});
-  Refuse(fields, "refusal", nullptr, "isn't supported");
-  Refuse(fields, "tool_calls", Json::array(), "tools aren't supported");
-  if (const absl::Status status = fields.Finish(); !status.ok()) {
-    return ParamError("messages", std::string(status.message()));
-  }
-  if (message.role.empty()) {
-    return ParamError("messages", absl::StrCat("'", name, ".role' is missing"));
-  }
-  if (message.role == "developer") message.role = "system";
-  if (message.role != "system" && message.role != "user" && message.role != "assistant") {
-    return ParamError("messages",
-                      absl::StrCat("'", name, ".role' is '", Printable(message.role, 64),
-                                   "': expected system, developer, user or assistant",
-                                   message.role == "tool" ? " (no tools here)" : ""));
-  }
-  ASSIGN_OR_RETURN(message.content, ReadContent(json, name));
-  return message;
-}
-
-absl::StatusOr<std::vector<engine::ChatMessage>> ReadMessages(const Json* list) {
-  if (list == nullptr || !list->is_array() || list->empty()) {
-    return ParamError("messages", "'messages': expected a list of at least one message");
-  }
+absl::StatusOr<std::vector<engine::ChatMessage>> ReadChat(const Json* list) {
+  auto read = ReadMessages(list == nullptr ? Json() : *list);
+  if (!read.ok()) return ParamError("messages", std::string(read.status().message()));
   std::vector<engine::ChatMessage> messages;
-  for (size_t i = 0; i < list->size(); ++i) {
-    ASSIGN_OR_RETURN(auto message, ReadMessage((*list)[i], absl::StrCat("messages[", i, "]")));
-    messages.push_back(std::move(message));
+  for (Message& message : *read) {
+    messages.push_back({std::move(message.role), std::move(message.content)});
   }
   return messages;
 }
@@ -118,7 +60,7 @@ ChatFields ReadChatFields(Fields& fields, const engine::PromptEncoder& prompts) 
 
 absl::StatusOr<std::vector<int32_t>> EncodeChat(const Json* list, const ChatFields& chat,
                                                 const engine::PromptEncoder& prompts) {
-  ASSIGN_OR_RETURN(auto messages, ReadMessages(list));
+  ASSIGN_OR_RETURN(auto messages, ReadChat(list));
   auto ids = prompts.EncodeMessages(std::move(messages), chat);
   if (!ids.ok()) {
     return ParamError("messages",
