@@ -22,9 +22,16 @@ class RepeatedKey {
  public:
   // The parser's callback; what it returns keeps the value.
   bool See(typename Json::parse_event_t event, const Json& value) {
+    static const std::string no_key;
+    return See(event, event == Json::parse_event_t::key
+                          ? value.template get_ref<const std::string&>()
+                          : no_key);
+  }
+  // The same; `key` is that of an event that tells one.
+  bool See(typename Json::parse_event_t event, const std::string& key) {
     using Event = typename Json::parse_event_t;
     if (event == Event::key) {
-      Name(value.template get_ref<const std::string&>());
+      Name(key);
     } else if (event == Event::object_end || event == Event::array_end) {
       open_.pop_back();
     } else {
@@ -38,6 +45,20 @@ class RepeatedKey {
   const std::string& key() const { return key_; }
   // The object with the key, as a JSON pointer: "" is the whole text, "/messages/0" within it.
   const std::string& place() const { return place_; }
+  // The value that would come next, as a JSON pointer; and the first key on the way to it ("":
+  // none).
+  std::string NextPlace() const {
+    std::string place;
+    for (const Value& value : open_) {
+      // Of the lists around, the item that has begun is counted already.
+      place = value.is_array ? absl::StrCat(place, "/", value.index + (&value == &open_.back()))
+                             : JoinJsonPointer(place, value.key);
+    }
+    return place;
+  }
+  std::string FirstKey() const {
+    return open_.empty() || open_.front().is_array ? "" : open_.front().key;
+  }
 
  private:
   struct Value {

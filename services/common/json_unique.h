@@ -7,7 +7,9 @@
 #include "nlohmann/json_fwd.hpp"
 
 namespace stretto::services {
-// InvalidArgument: broken JSON or invalid UTF-8 (what is wrong and where), or a key that comes
-// twice in an object (which, and where: see base/json_keys.h).
+// InvalidArgument: broken JSON or invalid UTF-8 (what is wrong and where), a key that comes twice
+// in an object (which, and where: see base/json_keys.h), or a number that is out of range; that
+// status has the payload kJsonFieldPayload, the first key on the way to the number.
+inline constexpr char kJsonFieldPayload[] = "stretto.json.field";
 absl::StatusOr<nlohmann::json> ParseUniqueJson(absl::string_view text);
 }  // namespace stretto::services

@@ -266,6 +266,9 @@ std::string WrongMediaType(const HttpRequest& request) {
   return "";
 }
 
+absl::Status ClientGone() {
+  return absl::CancelledError("the client has gone, or has closed its sending half");
+}
 absl::Status Draining() {
   return absl::UnavailableError("the generator is draining: it takes no new work; ask another");
 }
@@ -355,22 +358,25 @@ HttpReply OpenAiApi::Route(const HttpRequest& request) {
   return NoSuchPath(request);
 }
 
-absl::StatusOr<OpenAiRequest> OpenAiApi::Parse(const std::string& body, bool chat) {
-  absl::MutexLockMaybe lock(body.size() >= kLargeBodyBytes ? &large_body_ : nullptr);
-  return chat ? ParseChat(body, *prompts_) : ParseCompletion(body, *prompts_);
+absl::Status OpenAiApi::CheckWanted(const HttpRequest& request) const {
+  if (request.gone()) return ClientGone();
+  return loop_->IsDraining() ? Draining() : absl::OkStatus();
+}
+
+absl::StatusOr<OpenAiRequest> OpenAiApi::Parse(const HttpRequest& request, bool chat) {
+  absl::MutexLockMaybe lock(request.body.size() >= kLargeBodyBytes ? &large_body_ : nullptr);
+  const ReadBounds bounds{.max_model_len = options_.max_model_len,
+                          .check = [&] { return CheckWanted(request); }};
+  RETURN_IF_ERROR(bounds.check());  // others may have been long at theirs
+  return chat ? ParseChat(request.body, *prompts_, bounds)
+              : ParseCompletion(request.body, *prompts_, bounds);
 }
 
 HttpReply OpenAiApi::Complete(const HttpRequest& http, bool chat) {
-  const auto gone = [&http] {
-    return http.gone() ? absl::CancelledError("the client has gone, or has closed its sending half")
-                       : absl::OkStatus();
-  };
   if (const std::string reason = WrongMediaType(http); !reason.empty()) {
     return ErrorReply(415, ErrorJson(absl::UnknownError(reason), 415));
   }
-  if (const absl::Status status = gone(); !status.ok()) return Error(status);
-  if (loop_->IsDraining()) return Error(Draining());
-  auto parsed = Parse(http.body, chat);
+  auto parsed = Parse(http, chat);
   if (!parsed.ok()) return Error(parsed.status());
   if (const absl::Status status = CheckModel(parsed->model); !status.ok()) return Error(status);
   TruncatePrompts(options_.max_model_len, prompts_->tokenizer(), &*parsed);
@@ -394,7 +400,7 @@ HttpReply OpenAiApi::Complete(const HttpRequest& http, bool chat) {
   OpenAiWriter& writer = answer->writer;
   while (!(*running)->Done() && writer.failure().ok()) {
     (*running)->Fetch(kGatherMs, &writer);
-    if (const absl::Status status = gone(); !status.ok()) return Error(status);
+    if (http.gone()) return Error(ClientGone());
   }
   if (!writer.failure().ok()) return Error(writer.failure());
   while (reply.body.size() < kLargeAnswerBytes) {
@@ -413,8 +419,12 @@ HttpReply OpenAiApi::Tokens(const HttpRequest& http) {
   absl::StatusOr<TokensAnswer> answer;
   {
     absl::MutexLockMaybe lock(http.body.size() >= kLargeBodyBytes ? &large_body_ : nullptr);
-    answer = http.path == "/tokenize" ? Tokenize(http.body, *prompts_, options_.max_model_len)
-                                      : Detokenize(http.body, *prompts_);
+    // Up to a million tokens are told, whatever the context: only the work's end is bounded.
+    const ReadBounds bounds{.check = [&] { return CheckWanted(http); }};
+    if (const absl::Status status = bounds.check(); !status.ok()) return Error(status);
+    answer = http.path == "/tokenize"
+                 ? Tokenize(http.body, *prompts_, options_.max_model_len, bounds)
+                 : Detokenize(http.body, *prompts_);
   }
   if (!answer.ok()) return Error(answer.status());
   if (const absl::Status status = CheckModel(answer->model); !status.ok()) return Error(status);

@@ -52,7 +52,9 @@ class OpenAiApi final : public HttpHandler {
   HttpReply Complete(const HttpRequest& request, bool chat);
   HttpReply Tokens(const HttpRequest& request);
   absl::Status CheckModel(const std::string& model) const;
-  absl::StatusOr<OpenAiRequest> Parse(const std::string& body, bool chat);
+  // Why a request's work must end: its client has gone, or the generator is draining.
+  absl::Status CheckWanted(const HttpRequest& request) const;
+  absl::StatusOr<OpenAiRequest> Parse(const HttpRequest& request, bool chat);
   absl::Status CompileConstraint(OpenAiRequest* request, const std::function<bool()>& gone) const;
   HttpReply Models(const std::string& path) const;
   HttpReply Health() const;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "base/printable.h"
 #include "base/status.h"
@@ -48,6 +49,10 @@ absl::StatusOr<Json> ParseJsonObject(const std::string& body, size_t max_depth) 
         absl::StrCat("the body is nested more than ", max_depth, " levels deep"));
   }
   auto parsed = ParseUniqueJson(body);
+  if (const auto field = parsed.status().GetPayload(kJsonFieldPayload); field.has_value()) {
+    const std::string name = Brief(std::string(*field));
+    return ParamError(name, absl::StrCat("'", name, "': ", parsed.status().message()));
+  }
   if (!parsed.ok()) return Annotate(parsed.status(), "the body");
   Json json = *std::move(parsed);
   if (json.is_object()) return json;
@@ -65,6 +70,12 @@ void Fields::Fail(const std::string& key, const std::string& message) {
   if (!status_.ok()) return;
   const std::string name = prefix_ + Brief(key);
   status_ = ParamError(name, absl::StrCat("'", name, "': ", message));
+}
+
+void Fields::FailInside(const std::string& key, const absl::Status& inner,
+                        const std::string& hint) {
+  if (inner.ok() || !status_.ok()) return;
+  status_ = ParamError(prefix_ + Brief(key), absl::StrCat(inner.message(), hint));
 }
 
 bool Fields::Bool(const std::string& key, bool* out) {

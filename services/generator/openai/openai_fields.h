@@ -42,6 +42,9 @@ class Fields {
   void Ignore(std::initializer_list<const char*> keys);
 
   void Fail(const std::string& key, const std::string& message);
+  // What a reader of the object `key` has found, whose messages name that already. `hint` is put
+  // behind an error.
+  void FailInside(const std::string& key, const absl::Status& inner, const std::string& hint = "");
   // The first error; or that a field is not known.
   absl::Status Finish();
   bool ok() const { return status_.ok(); }

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/json_builder.h"
 #include "base/printable.h"
 #include "base/status.h"
 #include "engine/inference/validation.h"
@@ -58,27 +59,47 @@ void ReadSampling(Fields& fields, engine::SamplingParams* s) {
   ReadLogitBias(fields, s);
 }
 
+// Keeps what stands at `path` of the body, its keys in their order: nothing else, and not too much,
+// as objects in order find their keys by walking over all of them.
+class SchemaReader final : public JsonBuilder<nlohmann::ordered_json> {
+ public:
+  explicit SchemaReader(const std::vector<std::string>& path) : path_(path) {}
+  bool too_large() const { return num_keys_ > kMaxKeys; }
+
+ private:
+  static constexpr int kMaxKeys = 4096;
+
+  bool See(Event event, const std::string& key) override {
+    if (event == Event::object_end || event == Event::array_end) --depth_;
+    const bool keeps = event == Event::key ? SeeKey(key) : depth_ >= path_.size() && Matches();
+    if (event == Event::object_start || event == Event::array_start) ++depth_;
+    return keeps && !too_large();
+  }
+  bool SeeKey(const std::string& key) {
+    if (depth_ > path_.size()) {
+      if (Matches()) ++num_keys_;
+      return Matches();
+    }
+    const bool matches = num_matched_ >= depth_ - 1 && key == path_[depth_ - 1];
+    num_matched_ = matches ? depth_ : std::min(num_matched_, depth_ - 1);
+    return false;
+  }
+  bool Matches() const { return num_matched_ == path_.size(); }
+
+  const std::vector<std::string>& path_;
+  int num_keys_ = 0;
+  size_t depth_ = 0;        // objects and lists around
+  size_t num_matched_ = 0;  // of the path, by the keys that lead to where the parser is
+};
+
 // The text of the schema at `path` of the body, its properties in their order; empty if it has more
-// keys than a schema that could be used. Nothing else of the body is kept: objects in order find
-// their keys by walking over all of them.
+// keys than a schema that could be used.
 std::string SchemaText(const std::string& body, const std::vector<std::string>& path) {
-  using Ordered = nlohmann::ordered_json;
-  constexpr int kMaxKeys = 4096;
-  int num_keys = 0;
-  size_t num_matched = 0;  // of the path, by the keys that lead to where the parser is
-  const auto keep = [&](int depth, Ordered::parse_event_t event, Ordered& parsed) {
-    if (event != Ordered::parse_event_t::key) return true;
-    const auto level = static_cast<size_t>(depth);
-    if (level > path.size()) return num_matched == path.size() && ++num_keys <= kMaxKeys;
-    const bool matches =
-        num_matched >= level - 1 && parsed.get_ref<const std::string&>() == path[level - 1];
-    num_matched = matches ? level : std::min(num_matched, level - 1);
-    return matches;
-  };
-  Ordered json = Ordered::parse(body, keep, /*allow_exceptions=*/false);
-  if (num_keys > kMaxKeys) return "";
-  for (const std::string& key : path) json = Ordered(json[key]);
-  return json.is_string() ? json.get<std::string>() : json.dump();
+  SchemaReader reader(path);
+  (void)nlohmann::ordered_json::sax_parse(body, &reader);  // has been parsed before
+  if (reader.too_large()) return "";
+  const auto& schema = reader.value();
+  return schema.is_string() ? schema.get<std::string>() : schema.dump();
 }
 
 // Reads the fields that say what the answer must match, of which there may be one.
@@ -103,9 +124,7 @@ class ConstraintReader {
     if (inner.Bool("json_object", &any_object) && any_object) {
       Set(inner, "json_object", "structured_outputs", {Kind::kJsonObject, ""});
     }
-    if (const absl::Status status = inner.Finish(); !status.ok()) {
-      fields.Fail("structured_outputs", std::string(status.message()));
-    }
+    fields.FailInside("structured_outputs", inner.Finish());
   }
 
  private:
@@ -171,9 +190,7 @@ class ConstraintReader {
     } else if (type != "text") {
       inner.Fail("type", "expected text, json_object or json_schema");
     }
-    if (const absl::Status status = inner.Finish(); !status.ok()) {
-      fields.Fail(key, std::string(status.message()));
-    }
+    fields.FailInside(key, inner.Finish());
   }
 
   const std::string& body_;
@@ -189,9 +206,7 @@ void ReadStream(Fields& fields, OpenAiRequest* request) {
   Fields inner(*options, "stream_options.");
   inner.Bool("include_usage", &request->include_usage);
   inner.Ignore({"include_obfuscation"});
-  if (const absl::Status status = inner.Finish(); !status.ok()) {
-    fields.Fail("stream_options", std::string(status.message()));
-  }
+  fields.FailInside("stream_options", inner.Finish());
 }
 
 void ReadPromptFields(Fields& fields, OpenAiRequest* request) {
@@ -254,7 +269,7 @@ absl::Status AddPrompt(const Json& value, const engine::PromptEncoder& prompts,
 
 // Text, a list of texts, ids, or a list of lists of ids.
 absl::Status ReadPrompts(const Json* prompt, const engine::PromptEncoder& prompts,
-                         OpenAiRequest* request) {
+                         const ReadBounds& bounds, OpenAiRequest* request) {
   if (prompt == nullptr) return ParamError("prompt", "'prompt' is missing");
   if (prompt->is_string() || IsIdList(*prompt)) return AddPrompt(*prompt, prompts, request);
   if (!prompt->is_array() || prompt->empty()) {
@@ -265,7 +280,10 @@ absl::Status ReadPrompts(const Json* prompt, const engine::PromptEncoder& prompt
     return ParamError("prompt", absl::StrCat("'prompt': ", prompt->size(), " prompts with n ",
                                              request->n, ": at most ", kMaxChoices, " choices"));
   }
-  for (const Json& entry : *prompt) RETURN_IF_ERROR(AddPrompt(entry, prompts, request));
+  for (const Json& entry : *prompt) {
+    RETURN_IF_ERROR(bounds.check());
+    RETURN_IF_ERROR(AddPrompt(entry, prompts, request));
+  }
   return absl::OkStatus();
 }
 
@@ -360,8 +378,10 @@ absl::Status InFieldsOfBody(const absl::Status& status, const OpenAiRequest& req
 }
 
 absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
-                                              const engine::PromptEncoder& prompts) {
+                                              const engine::PromptEncoder& prompts,
+                                              const ReadBounds& bounds) {
   ASSIGN_OR_RETURN(const Json json, ParseJsonObject(body, kMaxJsonDepth));
+  RETURN_IF_ERROR(bounds.check());
   OpenAiRequest request;
   Fields fields(json);
   ReadCommon(body, fields, &request);
@@ -374,7 +394,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
   TakeNeutralCompletionFields(fields);
   const Json* prompt = fields.Take("prompt");
   RETURN_IF_ERROR(fields.Finish());
-  RETURN_IF_ERROR(ReadPrompts(prompt, prompts, &request));
+  RETURN_IF_ERROR(ReadPrompts(prompt, prompts, bounds, &request));
   RETURN_IF_ERROR(CheckPromptLogprobs(request));
   if (request.sampling.max_tokens == 0) {
     request.prompt_only = true;
@@ -384,8 +404,10 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
 }
 
 absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
-                                        const engine::PromptEncoder& prompts) {
+                                        const engine::PromptEncoder& prompts,
+                                        const ReadBounds& bounds) {
   ASSIGN_OR_RETURN(const Json json, ParseJsonObject(body, kMaxJsonDepth));
+  RETURN_IF_ERROR(bounds.check());
   OpenAiRequest request;
   request.chat = true;
   Fields fields(json);
@@ -398,14 +420,22 @@ absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
   if (fields.Int32("max_tokens", 1, kMaxTokens, &request.sampling.max_tokens)) {
     request.max_tokens_param = "max_tokens";
   }
+  const int32_t max_tokens = request.sampling.max_tokens;
   if (fields.Int32("max_completion_tokens", 1, kMaxTokens, &request.sampling.max_tokens)) {
+    if (!request.max_tokens_param.empty() && request.sampling.max_tokens != max_tokens) {
+      fields.Fail("max_completion_tokens",
+                  absl::StrCat("is ", request.sampling.max_tokens, " beside a 'max_tokens' of ",
+                               max_tokens, ": expected one of the two, or the same number"));
+    }
     request.max_tokens_param = "max_completion_tokens";
   }
   TakeNeutralChatFields(fields);
   const ChatFields chat = ReadChatFields(fields, prompts);
   const Json* list = fields.Take("messages");
   RETURN_IF_ERROR(fields.Finish());
-  ASSIGN_OR_RETURN(auto ids, EncodeChat(list, chat, prompts));
+  ReadBounds cut = bounds;
+  if (request.truncate_prompt_tokens != 0) cut.max_model_len = INT64_MAX;  // any length fits
+  ASSIGN_OR_RETURN(auto ids, EncodeChat(list, chat, prompts, cut));
   request.prompts.push_back(std::move(ids));
   RETURN_IF_ERROR(CheckPromptLogprobs(request));
   return request;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,6 +57,14 @@ struct OpenAiRequest {
   int32_t truncate_prompt_tokens = 0;
 };
 
+// What bounds the work that reading a request takes.
+struct ReadBounds {
+  // Conversations that have so many tokens for certain are refused before they are encoded.
+  int64_t max_model_len = INT64_MAX;
+  // Asked now and then: an error ends the work, and is what comes of it.
+  std::function<absl::Status()> check = [] { return absl::OkStatus(); };
+};
+
 // Cuts prompts to what `truncate_prompt_tokens` says.
 void TruncatePrompts(int64_t max_model_len, const engine::Tokenizer& tokenizer,
                      OpenAiRequest* request);
@@ -72,11 +81,14 @@ inline size_t LogprobsPerToken(const OpenAiRequest& request) {
   return request.logprobs ? 1 + static_cast<size_t>(request.top_logprobs) : 0;
 }
 
-// InvalidArgument says what is wrong where; ParamOf() names the field.
+// InvalidArgument says what is wrong where; ParamOf() names the field. Or the error of
+// `bounds.check`.
 absl::StatusOr<OpenAiRequest> ParseCompletion(const std::string& body,
-                                              const engine::PromptEncoder& prompts);
+                                              const engine::PromptEncoder& prompts,
+                                              const ReadBounds& bounds = {});
 absl::StatusOr<OpenAiRequest> ParseChat(const std::string& body,
-                                        const engine::PromptEncoder& prompts);
+                                        const engine::PromptEncoder& prompts,
+                                        const ReadBounds& bounds = {});
 
 // An InvalidArgument about the body's field `param`; and the field of such an error, or "".
 absl::Status ParamError(const std::string& param, const std::string& message);

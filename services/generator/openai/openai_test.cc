@@ -309,7 +309,7 @@ TEST_CASE("fields that change nothing are taken, with any other value refused by
     return RefusalOf({{"messages", user}, {"chat_template_kwargs", value}}, true);
   };
   CHECK(kwargs({{"enable_thinking", true}}).message ==
-        "'chat_template_kwargs': 'chat_template_kwargs.enable_thinking': the chat format none has "
+        "'chat_template_kwargs.enable_thinking': the chat format none has "
         "no thinking (enable_thinking is known)");
   CHECK(kwargs({{"thinking", true}}).param == "chat_template_kwargs");
   CHECK(absl::StrContains(kwargs({{"thinking", true}}).message, "enable_thinking is known"));
@@ -369,14 +369,29 @@ TEST_CASE("roles, and what an assistant may leave unsaid") {
   }
 }
 
-TEST_CASE("a key that comes twice is refused") {
-  for (const char* body :
-       {R"({"prompt": "1", "temperature": 0, "temperature": 1})",
-        R"({"prompt": "1", "guided_json": {"type": "object", "type": "null"}})"}) {
-    const auto parsed = ParseCompletion(body, Prompts());
-    INFO(parsed.status());
-    CHECK(absl::StrContains(parsed.status().message(), "comes twice"));
+TEST_CASE("fields of objects are named once") {
+  const Json user{{{"role", "user"}, {"content", "1"}}};
+  for (const auto& [key, value] :
+       std::vector<std::pair<std::string, Json>>{{"chat_template_kwargs", {{"a", 1}}},
+                                                 {"response_format", {{"type", "text"}, {"a", 1}}},
+                                                 {"structured_outputs", {{"a", 1}}},
+                                                 {"stream_options", {{"a", 1}}}}) {
+    const Refusal refusal = RefusalOf({{"messages", user}, {"stream", true}, {key, value}}, true);
+    INFO(refusal.message);
+    CHECK(refusal.param == key);
+    CHECK(absl::StartsWith(refusal.message, "'" + key + ".a': "));
   }
+}
+
+TEST_CASE("two limits of an answer's tokens must agree") {
+  Json body{{"messages", {{{"role", "user"}, {"content", "1"}}}},
+            {"max_tokens", 5},
+            {"max_completion_tokens", 5}};
+  CHECK(ParseChat(body.dump(), Prompts()).ok());
+  body["max_completion_tokens"] = 6;
+  const Refusal refusal = RefusalOf(body, true);
+  CHECK(refusal.param == "max_completion_tokens");
+  CHECK(absl::StrContains(refusal.message, "is 6 beside a 'max_tokens' of 5"));
 }
 
 TEST_CASE("texts and conversations as ids, and back") {
@@ -421,24 +436,11 @@ TEST_CASE("a text of millions of tokens is not told as ids") {
   const absl::Status status = tokenize((1 << 20) + 1);
   CHECK(absl::IsInvalidArgument(status));
   CHECK(ParamOf(status) == "prompt");
-}
-
-TEST_CASE("bodies that are no JSON objects") {
-  const auto message = [](const std::string& body) {
-    const auto parsed = ParseCompletion(body, Prompts());
-    REQUIRE(!parsed.ok());
-    return std::string(parsed.status().message());
+  const auto back = [](size_t num) {
+    return Detokenize(Json{{"tokens", std::vector<int32_t>(num, 21)}}.dump(), Prompts()).status();
   };
-  CHECK(absl::StrContains(message("{\"prompt\": "), "column 12"));
-  CHECK(absl::StrContains(message("{\"prompt\": \"\xC3\x28\"}"), "UTF-8"));
-  CHECK(absl::StrContains(message("{\"prompt\": \"\xE6\x97\"}"), "UTF-8"));
-  CHECK(absl::StrContains(message("[1]"), "array"));
-  CHECK(absl::StrContains(message(std::string(1 << 20, '[')), "deep"));
-  CHECK(absl::StrContains(message("{\"temperature\": 1e999}"), "1e999"));
-  CHECK(!message("").empty());
-  // The answer that quotes it is valid JSON.
-  CHECK(Json::parse(ErrorJson(ParseCompletion("\xFF\xFE", Prompts()).status()))["error"]["type"] ==
-        "invalid_request_error");
+  CHECK(back(100000).ok());
+  CHECK(ParamOf(back((1 << 20) + 1)) == "tokens");
 }
 
 TEST_CASE("errors have OpenAI's form") {

@@ -6,7 +6,6 @@
 #include "base/status.h"
 #include "services/generator/openai/openai_chat.h"
 #include "services/generator/openai/openai_fields.h"
-#include "services/generator/openai/openai_request.h"
 
 namespace stretto::services {
 namespace {
@@ -27,8 +26,9 @@ Json Strings(const engine::Tokenizer& tokenizer, const std::vector<int32_t>& ids
 }  // namespace
 
 absl::StatusOr<TokensAnswer> Tokenize(const std::string& body, const engine::PromptEncoder& prompts,
-                                      int64_t max_model_len) {
+                                      int64_t max_model_len, const ReadBounds& bounds) {
   ASSIGN_OR_RETURN(const Json json, ParseJsonObject(body, kMaxJsonDepth));
+  RETURN_IF_ERROR(bounds.check());
   TokensAnswer answer;
   Fields fields(json);
   std::string text;
@@ -50,7 +50,7 @@ absl::StatusOr<TokensAnswer> Tokenize(const std::string& body, const engine::Pro
   RETURN_IF_ERROR(fields.Finish());
   std::vector<int32_t> ids;
   if (chat) {
-    ASSIGN_OR_RETURN(ids, EncodeChat(messages, how, prompts));
+    ASSIGN_OR_RETURN(ids, EncodeChat(messages, how, prompts, bounds));
   } else {
     ASSIGN_OR_RETURN(ids, EncodeText(prompts, text, add_special_tokens));
   }
@@ -74,6 +74,10 @@ absl::StatusOr<TokensAnswer> Detokenize(const std::string& body,
   if (fields.Take("tokens") == nullptr) fields.Fail("tokens", "expected a list of token ids");
   fields.Int32List("tokens", &ids);
   RETURN_IF_ERROR(fields.Finish());
+  if (ids.size() > kMaxAnswerTokens) {
+    return ParamError("tokens", absl::StrCat("'tokens': there are ", ids.size(), "; up to ",
+                                             kMaxAnswerTokens, " are told in one answer"));
+  }
   const engine::Tokenizer& tokenizer = prompts.tokenizer();
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] >= 0 && !tokenizer.TokenText(ids[i]).empty()) continue;

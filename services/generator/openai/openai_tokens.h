@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "engine/prompt/prompt_encoder.h"
 #include "nlohmann/json.hpp"
+#include "services/generator/openai/openai_request.h"
 
 namespace stretto::services {
 // The answer, and the model that was named (empty: none).
@@ -19,7 +20,7 @@ struct TokensAnswer {
 // {"prompt" | "messages", "add_special_tokens"?, "return_token_strs"?, "model"?} →
 // {"count", "max_model_len", "tokens", "token_strs"}. Errors as ParseCompletion's.
 absl::StatusOr<TokensAnswer> Tokenize(const std::string& body, const engine::PromptEncoder& prompts,
-                                      int64_t max_model_len);
+                                      int64_t max_model_len, const ReadBounds& bounds = {});
 // {"tokens", "model"?} → {"prompt"}; special tokens are text there.
 absl::StatusOr<TokensAnswer> Detokenize(const std::string& body,
                                         const engine::PromptEncoder& prompts);
