@@ -225,7 +225,11 @@ bool HttpParser::ReadBodyLength() {
     }
   }
   if (num_lengths + num_codings > 1) {
-    return Refuse(400, "the body's length is given twice (Content-Length, Transfer-Encoding)");
+    return Refuse(400, absl::StrCat("the body's length is given twice (",
+                                    num_codings == 0   ? "Content-Length"
+                                    : num_lengths == 0 ? "Transfer-Encoding"
+                                                       : "Content-Length, Transfer-Encoding",
+                                    ")"));
   }
   part_ = Part::kSized;
   if (num_codings == 1) {
@@ -300,8 +304,12 @@ void HttpParser::EndOfLine() {
 }
 
 void HttpParser::BeginChunk() {
-  const absl::string_view digits =
-      WithoutBlanks(absl::string_view(head_).substr(0, head_.find(';')));
+  // RFC 9112, 7.1.1: blanks may stand before an extension only. Behind a size alone they are
+  // passed over too, as old servers pad it; before one, readers disagree on what it says.
+  absl::string_view digits = absl::string_view(head_).substr(0, head_.find(';'));
+  while (!digits.empty() && (digits.back() == ' ' || digits.back() == '\t')) {
+    digits.remove_suffix(1);
+  }
   if (digits.empty() || digits.size() > 15) {
     Refuse(400, "the body's chunks are malformed: a size isn't a hexadecimal number");
     return;

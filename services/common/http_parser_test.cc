@@ -96,11 +96,29 @@ TEST_CASE("limits count every byte") {
   const std::string sixty = "3c\r\n" + std::string(60, 'x') + "\r\n";
   CHECK(StatusOf(chunked + sixty + "0\r\n\r\n") == 200);
   CHECK(StatusOf(chunked + sixty + sixty) == 413);
+  for (const char* blank : {" ", "\t", "  "}) {
+    CHECK(StatusOf(chunked + blank + sixty + "0\r\n\r\n") == 400);
+    CHECK(StatusOf(chunked + blank + "0\r\n\r\n") == 400);
+  }
+  CHECK(StatusOf(chunked + "0 ;a=b\r\n\r\n") == 200);
   CHECK(StatusOf(chunked + "7fffffffffffffff\r\n") == 400);
   CHECK(StatusOf(chunked + "7ffffffffffffff\r\n") == 413);
   CHECK(StatusOf(chunked + "1" + std::string(300, ' ')) == 400);
   CHECK(StatusOf(chunked + "0\r\n" + std::string(401, 'x')) == 400);
   CHECK(StatusOf("\r\n\r\n\r\n") == 400);
+}
+
+TEST_CASE("a length that is given twice is named as it was given") {
+  const auto reason = [](const std::string& headers) {
+    HttpParser parser(kLimits);
+    parser.Feed("POST / HTTP/1.1\r\nHost: x\r\n" + headers + "\r\n");
+    CHECK(parser.refusal_status() == 400);
+    return parser.refusal().substr(parser.refusal().find('('));
+  };
+  const std::string length = "Content-Length: 5\r\n", chunked = "Transfer-Encoding: chunked\r\n";
+  CHECK(reason(length + length) == "(Content-Length)");
+  CHECK(reason(chunked + chunked) == "(Transfer-Encoding)");
+  CHECK(reason(length + chunked) == "(Content-Length, Transfer-Encoding)");
 }
 
 TEST_CASE("whatever bytes come, the parser neither reads beyond them nor goes on after an end") {
