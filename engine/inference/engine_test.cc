@@ -94,6 +94,7 @@ TEST_CASE("bad input is refused with a reason, and the others are untouched") {
   refused([](Request& r) { r.sampling.temperature = -1; }, "temperature is -1");
   refused([](Request& r) { r.sampling.temperature = 1e-30f; }, "at least 1e-4");
   refused([](Request& r) { r.sampling.top_k = -2; }, "top_k is -2");
+  refused([](Request& r) { r.sampling.top_k = INT32_MIN; }, "top_k is -2147483648");
   refused([](Request& r) { r.sampling.top_p = 0; }, "top_p is 0");
   refused([=](Request& r) { r.sampling.top_p = nan; }, "top_p is nan");
   refused([](Request& r) { r.sampling.min_p = 1.5f; }, "min_p is 1.5");

@@ -38,9 +38,10 @@ absl::Status Scheduler::CheckRoom(int64_t num_requests, int64_t num_tokens) cons
         options_.max_queued, " completions with ", options_.max_queued_tokens,
         " tokens may wait; ask for fewer at once"));
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the queue is full: ", num_waiting(), " requests with ", waiting_tokens_,
-                   " tokens wait; try again when some have been admitted"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the queue is full: ", num_waiting(), num_waiting() == 1 ? " completion" : " completions",
+      " with ", waiting_tokens_, num_waiting() == 1 ? " tokens waits" : " tokens wait",
+      "; try again when some have been admitted"));
 }
 
 absl::Status Scheduler::Submit(absl::Span<Sequence* const> group) {

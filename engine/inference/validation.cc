@@ -9,7 +9,8 @@
 
 namespace stretto::engine {
 namespace {
-absl::Status Invalid(absl::string_view field, float value, absl::string_view expected) {
+template <class Number>
+absl::Status Invalid(absl::string_view field, Number value, absl::string_view expected) {
   return RefuseField(field, absl::StrCat(field, " is ", value, ": expected ", expected));
 }
 
@@ -36,7 +37,7 @@ absl::Status ValidateDistribution(const SamplingParams& p) {
     return RefuseField("top_logprobs", absl::StrCat("top_logprobs is ", p.top_logprobs,
                                                     ": expected 0 to ", kMaxTopLogprobs));
   }
-  if (p.top_k < 0) return Invalid("top_k", static_cast<float>(p.top_k), "0 (off) or more");
+  if (p.top_k < 0) return Invalid("top_k", p.top_k, "0 (off) or more");
   if (!(p.top_p > 0 && p.top_p <= 1)) return Invalid("top_p", p.top_p, "a number in (0, 1]");
   if (!(p.min_p >= 0 && p.min_p <= 1)) return Invalid("min_p", p.min_p, "a number in [0, 1]");
   return absl::OkStatus();

@@ -141,9 +141,14 @@ void GenerationLoop::ThreadMain() {
       const absl::Span<const Event> events = engine_->Step();
       busy_seconds_ += static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9;
       Measure(events, start_ns);
+      // Who has an answer finds in the metrics that it has ended.
+      if (std::any_of(events.begin(), events.end(),
+                      [](const Event& event) { return event.kind == Event::Kind::kFinished; })) {
+        Publish();
+      }
       Dispatch(events);
     }
-    Publish();
+    if (Clock::Real().NowNs() - last_publish_ns_ >= kPublishIntervalNs) Publish();
   }
 }
 
@@ -190,7 +195,6 @@ void GenerationLoop::Dispatch(absl::Span<const Event> events) {
 
 void GenerationLoop::Publish() {
   const int64_t now_ns = Clock::Real().NowNs();
-  if (now_ns - last_publish_ns_ < kPublishIntervalNs) return;
   last_publish_ns_ = now_ns;
   const engine::EngineStats stats = engine_->stats();
   const auto add = [&](const Counter& counter, int64_t engine::EngineStats::*count) {

@@ -173,6 +173,9 @@ TEST_CASE("ids of texts, and how long completions take") {
     REQUIRE(at != std::string::npos);
     CHECK(std::atof(metrics.c_str() + metrics.find(' ', at)) > 0);
   }
+  // Its end is there as soon as the answer is.
+  CHECK(absl::StrContains(metrics, "\nstretto_generator_running 0\n"));
+  CHECK(absl::StrContains(metrics, "\nstretto_generator_tokens_total 10\n"));
   CHECK(count("stretto_generator_queue_seconds") == 2);
   CHECK(count("stretto_generator_time_to_first_token_seconds") == 2);
   CHECK(count("stretto_generator_inter_token_seconds") == 8);

@@ -325,6 +325,7 @@ TEST_CASE("full queues answer 429 with a time to try again; draining 503") {
   }));
   CHECK(absl::StrContains(full.headers, "Retry-After: 1"));
   CHECK(full.json()["error"]["code"] == "rate_limit_exceeded");
+  CHECK(absl::StrContains(full.body, "completions with "));
   REQUIRE(Eventually([&] { return server.IsIdle(); }));
   CHECK(server.Complete({{"prompt", "1"}, {"n", 2}, {"max_tokens", 4}}).status == 200);
   const auto stub = Connect<v1::Generator>(absl::StrCat("127.0.0.1:", server.port));
