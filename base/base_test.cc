@@ -1,6 +1,5 @@
-#include <unistd.h>
-
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <set>
