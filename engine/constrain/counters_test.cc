@@ -336,5 +336,13 @@ TEST_CASE("what is too large is named by its place") {
           "properties": {)",
       wide, "}}}}");
   CHECK(absl::StrContains(places(schema.c_str()), "#/properties/wide ("));
+  // Of hundreds of equal parts none is named as the largest, with "0 %".
+  std::string equal;
+  for (int i = 0; i < 2000; ++i) {
+    absl::StrAppend(&equal, i > 0 ? ", " : "", "\"p", i, R"(": {"type": "number"})");
+  }
+  const std::string of_equals = absl::StrCat(R"({"type": "object", "properties": {)", equal, "}}");
+  CHECK(absl::StrContains(SchemaError(of_equals.c_str()), "states"));
+  CHECK(places(of_equals.c_str()) == "");
 }
 }  // namespace stretto::engine
