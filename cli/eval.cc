@@ -244,6 +244,11 @@ absl::Status Eval(const EvalFlags& flags) {
   if (model->prompts().lacks_template()) std::fprintf(stderr, "stretto: %s\n", kRawRemark);
   ASSIGN_OR_RETURN(const auto ids, Encode(*model, questions, data));
   const auto completions = model->Complete(ids, sampling, /*seed=*/0);
+  if (const int64_t num_cut = NumWithoutRoom(completions, sampling); num_cut > 0) {
+    std::fprintf(stderr, "stretto: %s: %lld of %zu answers end there, before %d tokens\n",
+                 model->Limit().c_str(), static_cast<long long>(num_cut), completions.size(),
+                 sampling.max_tokens);
+  }
   int64_t num_correct = 0;
   for (size_t i = 0; i < questions.size(); ++i) {
     const std::string where = PlaceOf(data, questions[i]);

@@ -111,19 +111,6 @@ absl::StatusOr<engine::SamplingParams> MakeSampling(const GenerateOptions& optio
   return sampling;
 }
 
-// What sets the context, and the flag that changes it.
-std::string LimitOf(const LocalModel& model) {
-  const int64_t context = model.context();
-  if (model.cache_is_short()) {
-    return absl::StrCat("the KV cache has room for ", context, " tokens (--kv-cache-mb)");
-  }
-  return absl::StrCat(
-      "a context of ", context, " tokens",
-      context < model.max_positions()
-          ? absl::StrCat(" (the model allows ", model.max_positions(), ": --max-sequence-length)")
-          : "");
-}
-
 // A prompt and completion for which the KV cache is too small will be so however long they wait.
 absl::Status CheckCache(const GenerateOptions& options, const LocalModel& model,
                         int64_t num_prompt) {
@@ -134,7 +121,7 @@ absl::Status CheckCache(const GenerateOptions& options, const LocalModel& model,
   }
   return absl::InvalidArgumentError(
       absl::StrCat("--max-tokens ", options.sampling.max_tokens, " and ",
-                   Count(num_prompt, "token"), " of prompt: ", LimitOf(model),
+                   Count(num_prompt, "token"), " of prompt: ", model.Limit(),
                    ": expected --max-tokens of at most ", left, ", or a larger cache"));
 }
 
@@ -152,7 +139,7 @@ void RemarkOnContext(const GenerateOptions& options, const LocalModel& model, in
   std::fprintf(remarks,
                "stretto: --max-tokens %d: %s leaves %lld behind the longest prompt; completions "
                "end there\n",
-               options.sampling.max_tokens, LimitOf(model).c_str(), static_cast<long long>(left));
+               options.sampling.max_tokens, model.Limit().c_str(), static_cast<long long>(left));
 }
 
 // Where nobody has said how long completions may be, it is told when they had no room for what they
@@ -160,14 +147,10 @@ void RemarkOnContext(const GenerateOptions& options, const LocalModel& model, in
 void RemarkOnRoom(const GenerateOptions& options, const LocalModel& model,
                   const std::vector<LocalCompletion>& completions, std::FILE* remarks) {
   if (options.max_tokens_given) return;
-  const auto num_cut =
-      std::count_if(completions.begin(), completions.end(), [&](const LocalCompletion& completion) {
-        return completion.status.ok() && completion.reason == engine::FinishReason::kLength &&
-               static_cast<int64_t>(completion.ids.size()) < options.sampling.max_tokens;
-      });
+  const int64_t num_cut = NumWithoutRoom(completions, options.sampling);
   if (num_cut == 0) return;
   std::fprintf(remarks, "stretto: %s: %lld of %zu completions end%s there, before %d tokens\n",
-               LimitOf(model).c_str(), static_cast<long long>(num_cut), completions.size(),
+               model.Limit().c_str(), static_cast<long long>(num_cut), completions.size(),
                completions.size() == 1 ? "s" : "", options.sampling.max_tokens);
 }
 

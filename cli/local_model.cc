@@ -1,5 +1,6 @@
 #include "cli/local_model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/files.h"
@@ -94,6 +95,26 @@ absl::Status LocalModel::OpenEngine(const LocalModelOptions& options) {
                                 *host_->transformer, {.weights = host_->loaded, .hash = "local"},
                                 engine_options));
   return absl::OkStatus();
+}
+
+std::string LocalModel::Limit() const {
+  if (cache_is_short()) {
+    return absl::StrCat("the KV cache has room for ", context(), " tokens (--kv-cache-mb)");
+  }
+  const bool model_allows_more = context() < max_positions();
+  return absl::StrCat("a context of ", context(), " tokens",
+                      model_allows_more ? absl::StrCat(" (the model allows ", max_positions(),
+                                                       ": --max-sequence-length)")
+                                        : "");
+}
+
+int64_t NumWithoutRoom(const std::vector<LocalCompletion>& completions,
+                       const engine::SamplingParams& sampling) {
+  return std::count_if(
+      completions.begin(), completions.end(), [&](const LocalCompletion& completion) {
+        return completion.status.ok() && completion.reason == engine::FinishReason::kLength &&
+               static_cast<int64_t>(completion.ids.size()) < sampling.max_tokens;
+      });
 }
 
 absl::StatusOr<std::shared_ptr<const engine::Constraint>> LocalModel::Compile(

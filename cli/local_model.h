@@ -64,6 +64,8 @@ class LocalModel {
   bool cache_is_short() const {
     return context() < host_->transformer->options().max_sequence_length;
   }
+  // What sets the context, and the flag that changes it, for remarks.
+  std::string Limit() const;
   int64_t vocab_size() const { return host_->files.config.vocab_size; }
   // What one should know of the draft model; empty: nothing.
   const std::string& draft_notice() const { return speculation_.notice; }
@@ -91,6 +93,10 @@ class LocalModel {
   services::Speculation speculation_;
   std::unique_ptr<engine::InferenceEngine> engine_;
 };
+
+// How many ended for want of room, before the tokens that they might have had.
+int64_t NumWithoutRoom(const std::vector<LocalCompletion>& completions,
+                       const engine::SamplingParams& sampling);
 
 // Where a policy's parameters are read from: the masters of a checkpoint folder, or `base` with the
 // adapter that it has, merged on `device`.

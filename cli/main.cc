@@ -16,7 +16,7 @@
 
 namespace stretto::cli {
 namespace {
-// What was printed has got to where it goes: a full disk or a pipe that is closed is an error.
+// What was printed has got to where it goes: a full disk is an error.
 absl::Status FlushOutput() {
   std::cout.flush();
   errno = 0;

@@ -318,6 +318,19 @@ TEST_CASE("words that no command knows are named as they were typed, with the ne
   CHECK(fault({}).find("A subcommand is required") != std::string::npos);
 }
 
+TEST_CASE("answers that the context cuts off are told of") {
+  const TempDir dir;
+  const std::string examples = absl::StrCat(STRETTO_SOURCE_DIR, "/examples/");
+  std::ofstream(dir.File("one.jsonl")) << "{\"prompt\": \"25+58=\", \"answer\": 83}\n";
+  const Said said = Say({"eval", "--model", examples + "tiny-model", "--raw", "--data",
+                         dir.File("one.jsonl"), "--max-sequence-length", "7"},
+                        dir.File("log"));
+  INFO(said.log);
+  CHECK(said.exit_code == 0);
+  CHECK(said.log.find("a context of 7 tokens (the model allows 256: --max-sequence-length): 1 of "
+                      "1 answers end there, before 256 tokens") != std::string::npos);
+}
+
 TEST_CASE("flags that would be passed over, or are wrong, are named") {
   const TempDir dir;
   const std::string examples = absl::StrCat(STRETTO_SOURCE_DIR, "/examples/");
