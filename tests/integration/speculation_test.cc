@@ -140,7 +140,7 @@ TEST_CASE("a draft model that cannot help is refused with the reason") {
     CHECK(text.find("tokenizer.json") != std::string::npos);
   }
   SECTION("no draft model, or one that nobody asked for") {
-    CHECK(refusal({"--speculation", "model"}).find("needs one") != std::string::npos);
+    CHECK(refusal({"--speculation", "model"}).find("needs --draft-model") != std::string::npos);
     WriteTestModel(draft);
     CHECK(refusal({"--speculation", "ngram", "--draft-model", draft}).find("draft model") !=
           std::string::npos);
