@@ -16,11 +16,13 @@
 
 namespace stretto::services {
 namespace {
-constexpr int64_t kRegisterTimeoutMs = 5000;
-constexpr int64_t kHeartbeatTimeoutMs = 2000;
+// Both are repeated over a new connection. On the old one TCP would send again only after a pause
+// that grows with the time for which the network was away.
+constexpr int64_t kRegisterTimeoutMs = 2000;
+constexpr int64_t kHeartbeatTimeoutMs = 1000;
 constexpr int64_t kLeaveTimeoutMs = 1000;
-// Silent for as long: look again where the coordinator is, over a new connection.
-constexpr int kHeartbeatsBeforeReconnect = 3;
+// As many lost ones are told of, and the member registers again.
+constexpr int kHeartbeatsBeforeRegister = 3;
 
 // An answer that asking again will not change.
 bool IsRefusal(const absl::Status& status) {
@@ -79,6 +81,7 @@ class MemberClientImpl final : public MemberClient {
     }
   }
 
+  // Anew, to where the coordinator is now.
   absl::Status Connect() {
     ASSIGN_OR_RETURN(std::string address, options_.coordinator_address());
     stub_ = v1::Coordinator::NewStub(MakeChannel(address));
@@ -121,7 +124,7 @@ class MemberClientImpl final : public MemberClient {
       } else if (!IsRetryable(status) && !absl::IsDeadlineExceeded(status)) {
         LogInfo("registering again: ", status.message());
         return;
-      } else if (++num_lost >= kHeartbeatsBeforeReconnect) {
+      } else if (++num_lost >= kHeartbeatsBeforeRegister || !Connect().ok()) {
         LogInfo("the coordinator does not answer: ", status.message());
         return;
       }

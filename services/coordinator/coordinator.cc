@@ -211,6 +211,7 @@ void Coordinator::Turn(std::deque<std::function<void()>> events) {
     }
   }
   sync_journal_ = false;
+  TellLosses();
   for (auto& reply : std::exchange(replies_, {})) reply();
   PublishStatus();
   if (ended_ns_ < 0) return;

@@ -139,7 +139,9 @@ class Coordinator {
   template <class Command>
   v1::SaveCheckpointRequest SaveRequestOf(const Command& command) const;
   const std::string& PromptJson(const DatasetPlace& place) const;
-  // A group that its generator has lost has its first token elsewhere.
+  // A group that its generator has lost, and that has its first token elsewhere.
+  void Lose(uint64_t group, const std::string& member);
+  void TellLosses();
   void Recovered(const GenerateGroup& command);
   double SessionSeconds() const;
   void PublishStatus();
@@ -164,8 +166,9 @@ class Coordinator {
     int64_t at_ns = 0;
     std::string member;
   };
-  std::map<uint64_t, Lost> lost_groups_;  // that have no token yet since
-  bool has_token_ = false;                // since the coordinator started
+  std::map<uint64_t, Lost> lost_groups_;     // that have no token yet since
+  std::map<std::string, int64_t> num_lost_;  // by member, in this turn
+  bool has_token_ = false;                   // since the coordinator started
   int64_t start_ns_ = 0, mark_ns_ = 0;
   double earlier_seconds_ = 0;
   int64_t first_step_ = 0;

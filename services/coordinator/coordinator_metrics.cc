@@ -5,7 +5,18 @@
 #include "services/coordinator/coordinator.h"
 
 namespace stretto::services {
-// For people, and for scripts that measure how soon a run goes on: docs/faults.md.
+// This and the next two are for people, and for scripts that measure how soon a run goes on:
+// docs/faults.md.
+void Coordinator::Lose(uint64_t group, const std::string& member) {
+  lost_groups_[group] = {NowNs(), member};
+  ++num_lost_[member];
+}
+
+void Coordinator::TellLosses() {
+  for (const auto& [member, count] : num_lost_) LogInfo(member, " lost ", count, " groups");
+  num_lost_.clear();
+}
+
 void Coordinator::Recovered(const GenerateGroup& command) {
   const int64_t now_ns = NowNs();
   const auto seconds = [&](int64_t from_ns) {

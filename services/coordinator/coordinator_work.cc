@@ -171,7 +171,9 @@ void Coordinator::Generated(const GenerateGroup& asked,
                                               oldest, " to ", newest));
   }
   // Whoever is to do it again is asked by the turn that hears of this.
-  if (absl::IsUnavailable(status)) lost_groups_[asked.group] = {NowNs(), asked.member};
+  const auto known = core_->groups().find(asked.group);
+  const bool is_awaited = known != core_->groups().end() && known->second.attempt == asked.attempt;
+  if (absl::IsUnavailable(status) && is_awaited) Lose(asked.group, asked.member);
   if (core_->OnGenerated(asked, status, min_version, RunNowNs())) {
     balance_.Generated(static_cast<int64_t>(answer->size()));
     journal_->WriteRollouts(asked.group, *answer);
@@ -179,7 +181,7 @@ void Coordinator::Generated(const GenerateGroup& asked,
 }
 
 void Coordinator::Do(const CancelGenerate& command) {
-  if (!command.member.empty()) lost_groups_[command.group] = {NowNs(), command.member};
+  if (!command.member.empty()) Lose(command.group, command.member);
   calls_->CancelGenerate(command.group, command.attempt);
 }
 
