@@ -1,8 +1,9 @@
 // Measures the inference engine on a model of SmolLM2-135M's shape with random weights, bf16,
 // against the machine's two ceilings: decoding with 1, 8, 32 and 64 sequences, prefill of 512
 // tokens, a group of 8 samples with and without sharing its prompt, a load of 200 requests of
-// uneven lengths, decoding with quantised weights beside bf16 ones, and a single sequence with and
-// without n-gram speculation, on text that repeats itself and on texts that don't. A step's ceiling
+// uneven lengths, decoding with quantised weights beside bf16 ones, `exact` numerics beside `fast`
+// ones, and a single sequence with and without n-gram speculation, on text that repeats itself and
+// on texts that don't. A step's ceiling
 // is the larger of its operations at peak arithmetic and its bytes (weights once, keys and values)
 // at the bandwidth of memory; both are read anew beside every figure. Writes
 // build/bench/generator.json.
@@ -69,6 +70,7 @@ class GeneratorBench {
     if (wanted("group")) Group();
     if (wanted("mixed")) Mixed();
     if (wanted("quantized")) Quantized();
+    if (wanted("numerics")) Numerics();
     if (wanted("ngram")) Ngram();
     meter_.Read();
     const Ceilings median = meter_.Median();
@@ -208,9 +210,10 @@ class GeneratorBench {
   }
 
   // Seconds of `num_steps` steps that decode.
-  double SecondsOfDecode(const std::shared_ptr<const ModelWeights>& weights, int num_sequences,
-                         int num_steps) {
-    const auto engine = lab_.Engine({.weights = weights});
+  static double SecondsOfDecode(const GeneratorLab& lab,
+                                const std::shared_ptr<const ModelWeights>& weights,
+                                int num_sequences, int num_steps) {
+    const auto engine = lab.Engine({.weights = weights});
     for (int i = 0; i < num_sequences; ++i) {
       STRETTO_CHECK(engine->Submit(MakeRequest(static_cast<uint64_t>(i), 16, num_steps + 2)).ok());
     }
@@ -233,8 +236,8 @@ class GeneratorBench {
       for (const int sequences : {1, 8, 32}) {
         std::vector<double> ratios;
         for (int turn = 0; turn < 5; ++turn) {
-          const double plain = SecondsOfDecode(lab_.weights(), sequences, 16);
-          ratios.push_back(plain / SecondsOfDecode(weights, sequences, 16));
+          const double plain = SecondsOfDecode(lab_, lab_.weights(), sequences, 16);
+          ratios.push_back(plain / SecondsOfDecode(lab_, weights, sequences, 16));
         }
         std::sort(ratios.begin(), ratios.end());
         std::optional<double> target;
@@ -244,6 +247,31 @@ class GeneratorBench {
       }
     }
   }
+  // What equal bits on every machine cost. Both read the same memory's worth of their own weights.
+  void Numerics() {
+    const GeneratorLab fast(num_threads_, "", false);
+    report_.Add("fast numerics: differ on this machine", fast.profile() == lab_.profile() ? 0 : 1,
+                "");
+    const auto compare = [&](const std::string& name, const auto& seconds) {
+      std::vector<double> ratios;
+      for (int turn = 0; turn < 7; ++turn) {
+        const double of_fast = seconds(fast);
+        ratios.push_back(of_fast / seconds(lab_));
+      }
+      report_.Add("exact numerics, " + name + ": share of fast's speed", MedianOf(ratios), "",
+                  1 / 1.05);
+    };
+    for (const int sequences : {1, 32}) {
+      compare("decoding " + std::to_string(sequences), [&](const GeneratorLab& lab) {
+        return SecondsOfDecode(lab, lab.weights(), sequences, 32);
+      });
+    }
+    compare("prefill of 512", [](const GeneratorLab& lab) {
+      const auto engine = lab.Engine({.prefix_cache = false});
+      return SecondsToFinish(*engine, {MakeRequest(1, 512, 1)});
+    });
+  }
+
   static size_t MatrixBytes(const ModelWeights& w) {
     size_t bytes = w.lm_head->bytes();
     for (const auto& l : w.layers) {
@@ -322,7 +350,8 @@ int main(int argc, char** argv) {
   int num_threads = 2;
   std::string only, worker;
   app.add_option("--threads", num_threads, "threads of the device");
-  app.add_option("--only", only, "1, 8, 32, 64, prefill, group, mixed, quantized or ngram");
+  app.add_option("--only", only,
+                 "1, 8, 32, 64, prefill, group, mixed, quantized, numerics or ngram");
   app.add_option("--worker", worker, "a model that bench/rivals.py measures");
   CLI11_PARSE(app, argc, argv);
   if (!worker.empty()) return stretto::bench::Work(num_threads, worker);

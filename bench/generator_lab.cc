@@ -25,8 +25,9 @@ absl::Status RandomParameter(const engine::Parameter& p, DType dtype, void* dst)
 }
 }  // namespace
 
-GeneratorLab::GeneratorLab(int num_threads, const std::string& model_path) {
+GeneratorLab::GeneratorLab(int num_threads, const std::string& model_path, bool exact) {
   engine::DeviceOptions options;
+  options.exact = exact;
   options.num_threads = num_threads;
   device_ = Must(engine::CreateDevice(options));
   if (model_path.empty()) {

@@ -14,9 +14,10 @@ namespace stretto::bench {
 class GeneratorLab {
  public:
   // `model_path`: a Hugging Face folder or GGUF file; empty: random weights. Ends the process with
-  // a message when it cannot be opened.
-  GeneratorLab(int num_threads, const std::string& model_path);
+  // a message when it cannot be opened. `exact`: engine::DeviceOptions'.
+  GeneratorLab(int num_threads, const std::string& model_path, bool exact = true);
 
+  engine::NumericProfile profile() const { return device_->Profile(DType::kBF16); }
   const engine::ModelConfig& config() const { return model_->config(); }
   const std::shared_ptr<const engine::ModelWeights>& weights() const { return weights_; }
   // The random weights again, their matrices in another format.

@@ -239,7 +239,9 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "values, "
           "or keep them."),
       KEY(schedule, numerics, OneOf({"exact", "fast"}),
-          "`exact`: a token's log-prob has the same bits wherever it is computed."),
+          "`exact`: a token's log-prob has the same bits wherever it is computed. `fast`: "
+          "generators "
+          "may round otherwise where that is faster; `logprob_mismatch_max` tells by how much."),
 
       KEY(eval, before, Any(), "Evaluate before the first step."),
       KEY(eval, after, Any(), "Evaluate after the last step."),

@@ -76,7 +76,7 @@ class Burner {
     one.num_threads = 1;
     ASSIGN_OR_RETURN(device_, CreateDevice(one));
     stream_ = device_->CreateStream();
-    expected_ = KnownProductHash(device_->Profile(dtype_).instruction_set == "fma", dtype_);
+    expected_ = KnownProductHash(device_->Profile(dtype_).instruction_set != "nofma", dtype_);
     RETURN_IF_ERROR(Annotate(Whole(), where));
     return Annotate(Real(), where);
   }

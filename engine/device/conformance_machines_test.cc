@@ -268,6 +268,33 @@ TEST_CASE("products of numbers of every size have the same bits on every instruc
   REQUIRE(small > 0);  // or the case shows nothing
 }
 
+TEST_CASE("fast numerics differ in tiny numbers only, and say so") {
+  PhiloxStream rng(testing::Seed());
+  INFO("seed " << testing::Seed());
+  const auto product = [](bool exact, const Host& x, const Host& w) {
+    Lab lab({"cpu", true, 2, {}}, exact);
+    auto packed = lab->Pack(lab.stream(), {lab.Put(w, DType::kBF16)});
+    REQUIRE_OK(packed);
+    Tensor y = lab.New(x.rows, w.rows, DType::kF32);
+    lab->Linear(lab.stream(), y, lab.Put(x, DType::kBF16), **packed, Tensor{});
+    return lab.Get(y);
+  };
+  Host x = Random(rng, 9, 300), w = Random(rng, 40, 300);
+  RequireSameBits(product(false, x, w), product(true, x, w), "numbers of the usual size");
+  for (float& v : x.v) v *= 0x1p-70f;
+  for (float& v : w.v) v *= 0x1p-70f;
+  const Host exact = product(true, x, w), fast = product(false, x, w);
+  bool differ = false;
+  for (size_t i = 0; i < exact.v.size(); ++i) {
+    REQUIRE(std::abs(exact.v[i] - fast.v[i]) <= 300 * 0x1p-126f);
+    differ = differ || exact.v[i] != fast.v[i];
+  }
+  const bool pairs = cpu::BestInstructionSet() == cpu::InstructionSet::kAvx512Bf16;
+  REQUIRE(differ == pairs);
+  Lab lab({"cpu", true, 2, {}}, false);
+  REQUIRE(lab->Profile(DType::kBF16).ToString() == (pairs ? "cpu/fast/bf16/1" : "cpu/fma/bf16/1"));
+}
+
 TEST_CASE("devices of both arithmetics live side by side") {
   INFO("seed " << testing::Seed());
   PhiloxStream rng(testing::Seed());

@@ -87,11 +87,12 @@ inline std::vector<Case> Cases() {
 // A device with what is alive on it.
 class Lab {
  public:
-  explicit Lab(const Backend& backend) {
+  explicit Lab(const Backend& backend, bool exact = true) {
     DeviceOptions options;
     options.backend = backend.name;
     options.num_threads = backend.num_threads;
     options.allow_fma = backend.fma;
+    options.exact = exact;
     auto created = backend.set ? CreateCpuDevice(options, backend.set) : CreateDevice(options);
     REQUIRE_OK(created);
     device_ = *std::move(created);

@@ -42,7 +42,7 @@ inline constexpr int kBlockTokens = 16;  // tokens in one block of KV cache
 // What the bits of a result belong to; equal profiles compute equal bits.
 struct NumericProfile {
   std::string backend;          // "cpu", "reference", "cuda"
-  std::string instruction_set;  // arithmetic that decides the bits: "fma" or "nofma" on CPUs
+  std::string instruction_set;  // arithmetic that decides the bits: on CPUs "fma", "nofma", "fast"
   DType dtype = DType::kBF16;   // of weights and activations
   int k_leaves = 1;
   WeightFormat weights = WeightFormat::kPlain;
@@ -336,6 +336,10 @@ struct DeviceOptions {
   std::string backend = "cpu";  // "cpu" or "reference"
   int num_threads = 0;          // 0: what the machine or cgroup grants
   bool allow_fma = true;        // false: compute in the profile of machines without FMA
+  // false (`fast` numerics): where other bits than those of other machines come faster, these. On
+  // CPUs only products with numbers below 2^-126 in them change (gemm_dot.h), and only where the
+  // machine has such instructions; the profile says so.
+  bool exact = true;
 };
 // Owns its worker threads; they end with it. InvalidArgument names unknown backends.
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options);

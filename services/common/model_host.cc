@@ -72,8 +72,9 @@ namespace {
 // Makes what the files' headers and the options decide.
 absl::Status MakeDevice(const ModelHostOptions& options, ModelHost* host) {
   ASSIGN_OR_RETURN(const engine::WeightFormat kv_format, engine::ParseKvFormat(options.kv_dtype));
-  ASSIGN_OR_RETURN(host->device, engine::CreateDevice(
-                                     {.backend = options.backend, .num_threads = options.threads}));
+  ASSIGN_OR_RETURN(host->device, engine::CreateDevice({.backend = options.backend,
+                                                       .num_threads = options.threads,
+                                                       .exact = options.exact}));
   engine::TransformerOptions transformer;
   transformer.dtype = host->dtype;
   transformer.kv_format = kv_format;

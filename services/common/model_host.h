@@ -29,6 +29,7 @@ struct ModelHostOptions {
   int64_t max_sequence_length = 0;    // 0: the model's own, at most
   int64_t most_by_default = 4096;     // so many
   std::string backend = "cpu";
+  bool exact = true;  // DeviceOptions::exact
   int threads = 0;
 };
 // Of a run: `threads` is the flag's value or else the section's.

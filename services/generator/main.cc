@@ -333,6 +333,7 @@ class GeneratorProgram final : public Service {
     const int64_t threads =
         context.flags.threads > 0 ? context.flags.threads : run.cluster.generator_threads;
     model_ = OptionsOfRun(run, static_cast<int>(threads));
+    model_.exact = run.schedule.numerics == "exact";
     model_.weight_dtype = weight_dtype_.empty() ? run.rollout.weight_dtype : weight_dtype_;
     model_.kv_dtype = kv_dtype_.empty() ? run.rollout.kv_dtype : kv_dtype_;
     for (const auto& [dtype, what] : {std::pair(model_.weight_dtype, " weights"),

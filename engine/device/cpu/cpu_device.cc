@@ -128,7 +128,8 @@ class CpuDevice final : public Device, public LendsThreads {
   CpuDevice(const cpu::Kernels& kernels, int num_threads) : kernels_(kernels), pool_(num_threads) {}
 
   NumericProfile Profile(DType dtype) const override {
-    return {"cpu", kernels_.fma ? "fma" : "nofma", dtype, 1};
+    const char* arithmetic = !kernels_.exact ? "fast" : kernels_.fma ? "fma" : "nofma";
+    return {"cpu", arithmetic, dtype, 1};
   }
   int num_threads() const override { return pool_.num_threads(); }
   std::shared_ptr<void> LendThread() override {
@@ -495,6 +496,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const DeviceOptions& opt
     return absl::UnavailableError("device: this machine lacks the requested instruction set");
   }
   const int threads = options.num_threads == 0 ? cpu::AvailableProcessors() : options.num_threads;
-  return std::make_unique<CpuDevice>(cpu::SelectKernels(chosen, options.allow_fma), threads);
+  return std::make_unique<CpuDevice>(cpu::SelectKernels(chosen, options.allow_fma, options.exact),
+                                     threads);
 }
 }  // namespace stretto::engine

@@ -214,7 +214,8 @@ class RowsOfTask {
     least.fill(kNoneSmall);
     if (words) InterleaveWords(least);
     for (int64_t i = 0; i < tiles_.count; ++i) {
-      dots[static_cast<size_t>(i)] = words && SameBitsAsChain(least[i], p_.b.least);
+      dots[static_cast<size_t>(i)] =
+          words && (!kernels_.exact || SameBitsAsChain(least[i], p_.b.least));
       if (!dots[static_cast<size_t>(i)]) InterleaveFloats(i);
     }
     return rows;

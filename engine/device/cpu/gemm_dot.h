@@ -10,7 +10,7 @@
 // for all that aren't 0, every product is a multiple of 2^(x + y − 14), hence so is every sum
 // (rounding keeps multiples of powers of two), and at x + y − 14 >= −126 none that isn't 0 is
 // small. That is looked at for every tile of rows (SameBitsAsChain); the others, which are rare,
-// and rows of f32 take fused multiply-adds.
+// and rows of f32 take fused multiply-adds. `fast` numerics (DeviceOptions::exact) don't look.
 //
 // Such weights are packed as panels [k / 2][16] of 32-bit words, k in the upper half. Those of int8
 // stay as they are: each is a bf16 number, too, and becomes one on the way. In products of the

@@ -40,7 +40,7 @@ bool Available(InstructionSet set) {
   return Supported(set) && GetGemmKernels(set, false) != nullptr;
 }
 
-Kernels SelectKernels(InstructionSet set, bool allow_fma) {
+Kernels SelectKernels(InstructionSet set, bool allow_fma, bool exact) {
   const bool wide = set != InstructionSet::kScalar && set != InstructionSet::kSse4;
   Kernels k;
   k.set = set;
@@ -50,6 +50,7 @@ Kernels SelectKernels(InstructionSet set, bool allow_fma) {
   k.row = GetRowKernels(set, k.fma);
   k.softmax = GetSoftmaxKernels(set, k.fma);
   if (set == InstructionSet::kAvx512Bf16 && k.fma) k.dot = GetDotKernels();
+  k.exact = exact || k.dot == nullptr;
   return k;
 }
 }  // namespace stretto::engine::cpu

@@ -231,7 +231,8 @@ struct DotKernels;
 
 struct Kernels {
   InstructionSet set = InstructionSet::kScalar;
-  bool fma = false;  // products and sums are fused
+  bool fma = false;   // products and sums are fused
+  bool exact = true;  // false: `dot` computes all it can, tiny numbers read as zero
   const GemmKernels* gemm = nullptr;
   const QuantKernels* quant = nullptr;
   const RowKernels* row = nullptr;
@@ -249,6 +250,6 @@ bool Supported(InstructionSet set);
 bool Available(InstructionSet set);
 // The widest set that this machine has.
 InstructionSet BestInstructionSet();
-// The tables of `set`; fused only if allowed and present there.
-Kernels SelectKernels(InstructionSet set, bool allow_fma);
+// The tables of `set`; fused only if allowed and present there, not exact only where that differs.
+Kernels SelectKernels(InstructionSet set, bool allow_fma, bool exact = true);
 }  // namespace stretto::engine::cpu
