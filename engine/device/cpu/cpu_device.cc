@@ -34,8 +34,15 @@ class CpuStream : public Stream {};
 
 class CpuPackedWeight : public PackedWeight {
  public:
-  CpuPackedWeight(Buffer buffer, int64_t n, int64_t k, DType dtype, WeightFormat format, bool pairs)
-      : buffer_(std::move(buffer)), n_(n), k_(k), dtype_(dtype), format_(format), pairs_(pairs) {}
+  CpuPackedWeight(Buffer buffer, int64_t n, int64_t k, DType dtype, WeightFormat format, bool pairs,
+                  bool ordered)
+      : buffer_(std::move(buffer)),
+        n_(n),
+        k_(k),
+        dtype_(dtype),
+        format_(format),
+        pairs_(pairs),
+        ordered_(ordered) {}
   int64_t n() const override { return n_; }
   int64_t k() const override { return k_; }
   size_t bytes() const override { return buffer_.bytes(); }
@@ -49,6 +56,7 @@ class CpuPackedWeight : public PackedWeight {
     b.k = k_;
     b.format = format_;
     b.pairs = pairs_;
+    b.ordered = ordered_;
     b.least = least_;
     if (format_ == WeightFormat::kInt8 || format_ == WeightFormat::kFp8) {
       b.column_scales = reinterpret_cast<const float*>(
@@ -63,7 +71,7 @@ class CpuPackedWeight : public PackedWeight {
   int64_t n_, k_;
   DType dtype_;
   WeightFormat format_;
-  bool pairs_;
+  bool pairs_, ordered_;
   uint16_t least_ = 0;
 };
 
@@ -191,7 +199,9 @@ class CpuDevice final : public Device, public LendsThreads {
                                                           : cpu::QuantLayout(n, k, format).bytes);
     if (!buffer.ok()) return buffer.status();
     const bool pairs = cpu::TakesPairs(kernels_, k, dtype, format);
-    auto weight = std::make_unique<CpuPackedWeight>(*std::move(buffer), n, k, dtype, format, pairs);
+    const bool ordered = cpu::TakesOrder(kernels_, k, format);
+    auto weight =
+        std::make_unique<CpuPackedWeight>(*std::move(buffer), n, k, dtype, format, pairs, ordered);
     Repack(stream, *weight, parts_NK);
     return weight;
   }
@@ -206,7 +216,7 @@ class CpuDevice final : public Device, public LendsThreads {
     if (w.format() == WeightFormat::kPlain) {
       w.set_least(cpu::PackWeight(kernels_, pool_, w.panels(), parts_NK));
     } else {
-      w.set_least(cpu::kLeastInt8);
+      w.set_least(w.format() == WeightFormat::kFp8 ? cpu::kLeastFp8 : cpu::kLeastInt8);
       cpu::QuantizeWeight(kernels_, pool_, w.data(), w.format(), parts_NK);
     }
   }

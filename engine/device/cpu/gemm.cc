@@ -273,7 +273,7 @@ class RowsOfTask {
 };
 
 // Where a task's sums are kept: in the product itself, if they can stay as they are; else apart,
-// from where whole panels without a bias or scales leave as bf16 with the last piece of k.
+// from where whole panels without a bias leave as bf16 with the last piece of k.
 struct Sums {
   float* data;
   ptrdiff_t stride;
@@ -281,7 +281,8 @@ struct Sums {
 };
 Sums PlaceOfSums(const Product& p, const Task& t) {
   const int64_t n0 = t.p0 * kPanel, n = t.panels * kPanel;
-  const bool plain = !p.bias && p.b.column_scales == nullptr && n0 + n <= p.out.cols;
+  const bool scaled = p.b.column_scales == nullptr || p.b.pairs;  // by the tiles
+  const bool plain = !p.bias && scaled && n0 + n <= p.out.cols;
   if (plain && p.out.dtype == DType::kF32) {
     return {MutableF32Row(p.out, t.m0) + n0, p.out.row_stride, Sums::End::kInPlace};
   }
@@ -296,6 +297,19 @@ int MaxRows(const Kernels& kernels, const Product& p) {
 // That the tiles of `rows` rows share their loads of A among.
 int64_t PanelsAtOnce(const Kernels& kernels, const Product& p, int rows) {
   return p.b.pairs ? kernels.dot->panels_at_once(rows) : kernels.gemm->panels_at_once;
+}
+
+// Of panels that are pairs.
+auto RowTilesOf(const Kernels& kernels, const PanelMatrix& b) {
+  const DotKernels& dot = *kernels.dot;
+  switch (b.format) {
+    case WeightFormat::kInt8:
+      return b.ordered ? dot.bytes->row_tiles_int8 : dot.row_tiles_int8;
+    case WeightFormat::kFp8:
+      return dot.bytes->row_tiles_fp8;
+    default:
+      return dot.row_tiles;
+  }
 }
 
 // A task whose rows make several tiles, or whose panels are pairs.
@@ -346,7 +360,7 @@ class InterleavedTask {
     PanelsAhead ahead;
     ahead.num_panels = std::min(kPanelsAhead * at_once_, t_.panels - first - j);
     if (ahead.num_panels <= 0) return ahead;
-    const int64_t element = p_.b.format == WeightFormat::kInt8 ? 1 : (p_.b.data.bf16 ? 2 : 4);
+    const int64_t element = p_.b.format != WeightFormat::kPlain ? 1 : (p_.b.data.bf16 ? 2 : 4);
     ahead.begin = static_cast<const char*>(p_.b.Panel(t_.p0 + first + j, k0).data);
     ahead.num_lines = std::min(depth_, p_.b.k - k0) * kPanel * element / kLineBytes;
     ahead.panel_bytes = p_.b.panel_stride() * element;
@@ -384,12 +398,16 @@ class InterleavedTask {
     tile.c = c.data + j * kPanel;
     tile.c_stride = c.stride;
     tile.load_c = p_.accumulate || k0 > 0;
-    if (c.end == Sums::End::kNarrowed && k0 + tile.k >= p_.b.k) {
+    const bool last = k0 + tile.k >= p_.b.k;
+    if (last && c.end != Sums::End::kStored && p_.b.column_scales != nullptr) {
+      tile.scales = p_.b.column_scales + (t.p0 + j) * kPanel;
+    }
+    if (last && c.end == Sums::End::kNarrowed) {
       tile.out = static_cast<uint16_t*>((MutableRowOf(p_.out, t.m0) + (t.p0 + j) * kPanel).data);
       tile.out_stride = p_.out.row_stride;
     }
     if (p_.b.pairs) {
-      kernels_.dot->row_tiles(tile, tiles_, ahead, a_.dots, p_.b.format == WeightFormat::kInt8);
+      RowTilesOf(kernels_, p_.b)(tile, tiles_, ahead, a_.dots);
     } else {
       kernels_.gemm->row_tiles(tile, tiles_, ahead);
     }

@@ -24,6 +24,7 @@ struct PanelMatrix {
   WeightFormat format = WeightFormat::kPlain;
   const float* column_scales = nullptr;  // ceil(n / 16) · 16; int8 and fp8
   bool pairs = false;                    // panels [k / 2][16] of words, as gemm_dot.h has them
+  bool ordered = false;                  // pairs of bytes that ByteDotKernels ordered
   uint16_t least = 0;                    // of pairs: what packing them returned
 
   int64_t num_panels() const { return (n + kPanel - 1) / kPanel; }
@@ -48,8 +49,10 @@ void Multiply(const Kernels& kernels, ThreadPool& pool, const Product& product);
 
 // Bytes of W_NK as panels.
 size_t PackedBytes(int64_t n, int64_t k, DType dtype);
-// Whether products of such a weight are gemm_dot.h's here.
+// Whether products of such a weight are gemm_dot.h's here, and whether its panels are of bytes in
+// ByteDotKernels' order.
 bool TakesPairs(const Kernels& kernels, int64_t k, DType dtype, WeightFormat format);
+bool TakesOrder(const Kernels& kernels, int64_t k, WeightFormat format);
 // parts_NK stacked along N into b's memory. Returns what `least` is from now on.
 uint16_t PackWeight(const Kernels& kernels, ThreadPool& pool, const PanelMatrix& b,
                     absl::Span<const Tensor> parts_NK);

@@ -3,7 +3,7 @@
 //
 // VDPBF16PS adds to each lane of f32 the products of its two pairs of bf16, one after the other,
 // the odd pair first, each a fused multiply-add rounded to nearest even (Intel 64 and IA-32
-// Architectures SDM, "VDPBF16PS"; gemm_dot_test.cc compares it with two of them on this machine).
+// Architectures SDM, "VDPBF16PS"; conformance_machines_test.cc compares their sums).
 // So with k at the odd and k + 1 at the even place of a pair, a chain of them is the chain over k.
 // One thing differs: numbers below 2^-126 are read and written as zero. Where no product that isn't
 // 0 can be so small that a sum of them comes there, nothing shows: with |a| >= 2^x and |b| >= 2^y
@@ -12,8 +12,9 @@
 // small. That is looked at for every tile of rows (SameBitsAsChain); the others, which are rare,
 // and rows of f32 take fused multiply-adds. `fast` numerics (DeviceOptions::exact) don't look.
 //
-// Such weights are packed as panels [k / 2][16] of 32-bit words, k in the upper half. Those of int8
-// stay as they are: each is a bf16 number, too, and becomes one on the way. In products of the
+// Such weights are packed as panels [k / 2][16] of 32-bit words, k in the upper half. Bytes,
+// of int8 or fp8, are bf16 numbers, too, and become such on the way: by look-ups of both halves
+// where the machine has them (AVX512_VBMI), int8 else by conversion. In products of the
 // backward pass either factor may have k along its columns: pack_rows and interleave_columns.
 #pragma once
 
@@ -26,11 +27,25 @@ namespace stretto::engine::cpu {
 // The smallest absolute value that isn't 0, as bits of bf16; kNoneSmall where all are 0.
 inline constexpr uint16_t kNoneSmall = 0xffff;
 inline constexpr uint16_t kLeastInt8 = 0x3f80;  // 1
+inline constexpr uint16_t kLeastFp8 = 0x3b00;   // 2^-9
 inline bool SameBitsAsChain(uint16_t least_a, uint16_t least_b) {
   constexpr int kFirstNormal = 0x80, kExponents = 2 * 127 + 14 - 126;
   if (least_a < kFirstNormal || least_b < kFirstNormal) return false;
   return (least_a >> 7) + (least_b >> 7) >= kExponents;
 }
+
+// Panels of bytes: sign and magnitude, [k / 4] lines in an order of their own. k % 4 == 0.
+struct ByteDotKernels {
+  // A panel of rows of k values each, as quantize.h leaves them.
+  void (*order)(const int8_t* q_NK, int64_t k, bool int8, int8_t* panel) = nullptr;
+  // As DotKernels::row_tiles.
+  void (*row_tiles_int8)(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,
+                         const bool* dots) = nullptr;
+  void (*row_tiles_fp8)(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,
+                        const bool* dots) = nullptr;
+};
+// nullptr where the machine has no look-ups of bytes.
+const ByteDotKernels* GetByteDotKernels();
 
 struct DotKernels {
   static constexpr int64_t kMostTiles = 16;  // of interleave_columns
@@ -54,9 +69,13 @@ struct DotKernels {
   void (*interleave_columns)(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride,
                              const RowTiles& tiles, int64_t k, uint16_t* least) = nullptr;
   // As GemmKernels::row_tiles. Tile i's rows are words where dots[i], else f32 [k][rows]; either
-  // way the next tile begins k·rows floats further on. `int8`: panels are of int8, [k][16].
+  // way the next tile begins k·rows floats further on.
   void (*row_tiles)(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,
-                    const bool* dots, bool int8) = nullptr;
+                    const bool* dots) = nullptr;
+  // The same where panels are of int8, [k][16].
+  void (*row_tiles_int8)(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,
+                         const bool* dots) = nullptr;
+  const ByteDotKernels* bytes = nullptr;
 };
 
 // nullptr where the machine hasn't these instructions.

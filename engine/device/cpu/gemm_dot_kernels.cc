@@ -1,190 +1,38 @@
 #include "engine/device/cpu/gemm_dot.h"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
+#define STRETTO_DOT __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
+#define STRETTO_DOT_INLINE STRETTO_DOT __attribute__((always_inline)) inline
 
 #include <algorithm>
 #include <cstring>
 
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC's own header passes undefined registers on purpose (GCC bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
-// Not the whole file: functions of headers must not be compiled for processors that few have.
-#define STRETTO_DOT __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
-#define STRETTO_DOT_INLINE STRETTO_DOT __attribute__((always_inline)) inline
+#include "engine/device/cpu/gemm_dot-inl.h"
 
 namespace stretto::engine::cpu {
 namespace {
-constexpr int kMostRows = 12;
-constexpr int kWordBytes = 4;
-// Bytes of two k of a panel.
-constexpr int PairBytes(bool int8) { return kPanel * (int8 ? 2 : kWordBytes); }
-
-// 24 sums, of 32 registers; 8 where there is one row, whose sums wait for memory anyway.
-constexpr int PanelsFor(int rows) { return rows > 6 ? 2 : (rows > 3 ? 4 : 8); }
-int PanelsAtOnce(int rows) { return PanelsFor(rows); }
-
-template <int kRows, int kPanels>
-struct Sums {
-  __m512 v[kRows][kPanels];
-};
-
-STRETTO_DOT_INLINE __m512i Load(const void* p) { return _mm512_loadu_si512(p); }
-
 STRETTO_DOT_INLINE __m512 Int8AsFloats(const char* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
 
-// Two k of a panel as words. Of int8 the first 16 bytes are k's, and no bf16 is rounded.
-template <bool kInt8>
-STRETTO_DOT_INLINE __m512i LoadWords(const char* p) {
-  if constexpr (!kInt8) return Load(p);
-  const __m512i first = _mm512_castps_si512(Int8AsFloats(p));
-  const __m512i second = _mm512_castps_si512(Int8AsFloats(p + kPanel));
-  return _mm512_or_si512(first, _mm512_srli_epi32(second, 16));
-}
-
-// Two k, of rows that are words.
-template <bool kInt8, int kRows, int kPanels>
-STRETTO_DOT_INLINE void AddDots(const char* a, const char* panels, ptrdiff_t panel_bytes,
-                                Sums<kRows, kPanels>& sums) {
-  __m512bh b[kPanels];
-  for (int p = 0; p < kPanels; ++p) b[p] = (__m512bh)LoadWords<kInt8>(panels + p * panel_bytes);
-  for (int r = 0; r < kRows; ++r) {
-    int32_t word;
-    std::memcpy(&word, a + r * kWordBytes, kWordBytes);
-    const auto x = (__m512bh)_mm512_set1_epi32(word);
-    for (int p = 0; p < kPanels; ++p) sums.v[r][p] = _mm512_dpbf16_ps(sums.v[r][p], x, b[p]);
+// Rows of k as they come; each int8 is a bf16 number.
+struct Int8Panels {
+  static constexpr int kWords = 1, kBytes = 2 * kPanel, kValueBytes = 1;
+  STRETTO_DOT_INLINE void Words(const char* p, __m512i* words) const {
+    const __m512i first = _mm512_castps_si512(Int8AsFloats(p));
+    const __m512i second = _mm512_castps_si512(Int8AsFloats(p + kPanel));
+    words[0] = _mm512_or_si512(first, _mm512_srli_epi32(second, 16));
   }
+};
+
+STRETTO_DOT void RowTilesOfPairs(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,
+                                 const bool* dots) {
+  RowTilesOf(Bf16Panels(), first, tiles, ahead, dots);
 }
-
-// Two k, of rows that are f32.
-template <bool kInt8, int kRows, int kPanels>
-STRETTO_DOT_INLINE void AddChains(const char* a, const char* panels, ptrdiff_t panel_bytes,
-                                  Sums<kRows, kPanels>& sums) {
-  const auto* x = reinterpret_cast<const float*>(a);
-  for (int p = 0; p < kPanels; ++p) {
-    const __m512i words = LoadWords<kInt8>(panels + p * panel_bytes);
-    const __m512i high = _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
-    const __m512 first = _mm512_castsi512_ps(high);
-    const __m512 second = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-    for (int r = 0; r < kRows; ++r) {
-      sums.v[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(x[r]), first, sums.v[r][p]);
-      sums.v[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(x[kRows + r]), second, sums.v[r][p]);
-    }
-  }
-}
-
-// F32ToBf16 of 16 numbers.
-STRETTO_DOT_INLINE void Narrow(__m512 x, uint16_t* out) {
-  const __m512i bits = _mm512_castps_si512(x);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
-  const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  const __m512i result = _mm512_mask_mov_epi32(rounded, is_nan, quiet);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
-}
-
-template <int kRows, int kPanels>
-STRETTO_DOT_INLINE void Begin(const Tile& t, const float* c, Sums<kRows, kPanels>& sums) {
-  for (int r = 0; r < kRows; ++r) {
-    for (int p = 0; p < kPanels; ++p) {
-      sums.v[r][p] =
-          t.load_c ? _mm512_loadu_ps(c + r * t.c_stride + p * kPanel) : _mm512_setzero_ps();
-    }
-  }
-}
-
-template <int kRows, int kPanels>
-STRETTO_DOT_INLINE void End(const Tile& t, int64_t column, const Sums<kRows, kPanels>& sums) {
-  for (int r = 0; r < kRows; ++r) {
-    for (int p = 0; p < kPanels; ++p) {
-      const int64_t at = column + p * kPanel;
-      if (t.out != nullptr) {
-        Narrow(sums.v[r][p], t.out + r * t.out_stride + at);
-      } else {
-        _mm512_storeu_ps(t.c + r * t.c_stride + at, sums.v[r][p]);
-      }
-    }
-  }
-}
-
-// One row waits for memory: it fetches each panel's own next lines.
-constexpr ptrdiff_t kStreamAhead = 16 * kLineBytes;
-// Several rows wait for the second cache: panels are larger than the first one (3 to 5 % on Zen 4).
-constexpr ptrdiff_t kNearAhead = 16 * kLineBytes;
-
-template <bool kInt8, bool kDot, int kRows, int kPanels>
-STRETTO_DOT __attribute__((noinline)) void TilePanels(const Tile& t, int64_t panel) {
-  constexpr int kRowsBytes = kRows * kWordBytes * (kDot ? 1 : 2);
-  const ptrdiff_t panel_bytes = t.panel_stride * (kInt8 ? 1 : 2);
-  const char* panels = static_cast<const char*>(t.panels.data) + panel * panel_bytes;
-  const char* a = reinterpret_cast<const char*>(t.a);
-  const char* ahead = t.ahead != nullptr ? static_cast<const char*>(t.ahead) : panels;
-  Sums<kRows, kPanels> sums;
-  Begin(t, t.c + panel * kPanel, sums);
-#pragma GCC unroll 1
-  for (int64_t pairs = t.k / 2; pairs > 0; --pairs) {
-    if constexpr (kRows == 1) {
-      for (int p = 0; p < kPanels; ++p) {
-        __builtin_prefetch(panels + p * panel_bytes + kStreamAhead, 0, 2);
-      }
-    } else {
-      // A line for four k, so for every other pair.
-      __builtin_prefetch(ahead, 0, 2);
-      ahead += PairBytes(kInt8) / 2;
-      for (int p = 0; p < kPanels; ++p) {
-        __builtin_prefetch(panels + p * panel_bytes + kNearAhead, 0, 3);
-      }
-    }
-    if constexpr (kDot) {
-      AddDots<kInt8>(a, panels, panel_bytes, sums);
-    } else {
-      AddChains<kInt8>(a, panels, panel_bytes, sums);
-    }
-    a += kRowsBytes;
-    panels += PairBytes(kInt8);
-  }
-  End(t, panel * kPanel, sums);
-}
-
-template <bool kInt8, bool kDot, int kRows>
-STRETTO_DOT void TileRows(const Tile& t) {
-  constexpr int kPanels = PanelsFor(kRows);
-  int64_t p = 0;
-  for (; p + kPanels <= t.num_panels; p += kPanels) TilePanels<kInt8, kDot, kRows, kPanels>(t, p);
-  if constexpr (kPanels > 2) {
-    for (; p + 2 <= t.num_panels; p += 2) TilePanels<kInt8, kDot, kRows, 2>(t, p);
-  }
-  for (; p < t.num_panels; ++p) TilePanels<kInt8, kDot, kRows, 1>(t, p);
-}
-
-template <bool kInt8, int kRows = kMostRows>
-STRETTO_DOT void DispatchRows(const Tile& t, bool dot) {
-  if (t.rows == kRows) {
-    dot ? TileRows<kInt8, true, kRows>(t) : TileRows<kInt8, false, kRows>(t);
-  } else if constexpr (kRows > 1) {
-    DispatchRows<kInt8, kRows - 1>(t, dot);
-  }
-}
-
-STRETTO_DOT void RowTilesOf(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,
-                            const bool* dots, bool int8) {
-  Tile t = first;
-  FetchAhead fetch(ahead, t.k * PairBytes(int8) / 2 / kLineBytes / 2);
-  for (int64_t i = 0; i < tiles.count; ++i) {
-    t.ahead = fetch.Next();
-    t.rows = tiles.Size(i);
-    int8 ? DispatchRows<true>(t, dots[i]) : DispatchRows<false>(t, dots[i]);
-    t.a += t.rows * t.k;
-    t.c += t.rows * t.c_stride;
-    if (t.out != nullptr) t.out += t.rows * t.out_stride;
-  }
+STRETTO_DOT void RowTilesOfInt8(const Tile& first, const RowTiles& tiles, const PanelsAhead& ahead,
+                                const bool* dots) {
+  RowTilesOf(Int8Panels(), first, tiles, ahead, dots);
 }
 
 // k goes up, k + 1 down.
@@ -302,6 +150,11 @@ STRETTO_DOT uint16_t Interleave(uint32_t* out, const uint16_t* rows, ptrdiff_t r
   const __mmask16 lanes = static_cast<__mmask16>((1u << num_rows) - 1);
   __m512i smallest = NoneSmallest();
   int64_t i = 0;
+  for (; num_rows == 1 && i + 16 <= k / 2; i += 16) {
+    const __m512i v = Load(rows + 2 * i);
+    smallest = Smallest(smallest, v);
+    _mm512_storeu_si512(out + i, _mm512_rol_epi32(v, 16));
+  }
   for (; i + 16 <= k / 2; i += 16) {
     __m512i v[16];
     for (int r = 0; r < 16; ++r) {
@@ -338,8 +191,21 @@ uint16_t Pack(uint32_t* panel, const uint16_t* src, ptrdiff_t row_stride, int64_
   return least;
 }
 
-constexpr DotKernels kDotKernels = {kMostRows, PanelsAtOnce,      Pack,      Interleave,
-                                    PackRows,  InterleaveColumns, RowTilesOf};
+int PanelsAtOnce(int rows) { return PanelsFor(rows); }
+
+DotKernels MakeKernels() {
+  DotKernels k;
+  k.max_rows = kMostRows;
+  k.panels_at_once = PanelsAtOnce;
+  k.pack = Pack;
+  k.interleave = Interleave;
+  k.pack_rows = PackRows;
+  k.interleave_columns = InterleaveColumns;
+  k.row_tiles = RowTilesOfPairs;
+  k.row_tiles_int8 = RowTilesOfInt8;
+  k.bytes = GetByteDotKernels();
+  return k;
+}
 }  // namespace
 
 const DotKernels* GetDotKernels() {
@@ -347,7 +213,8 @@ const DotKernels* GetDotKernels() {
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bf16");
-  return present ? &kDotKernels : nullptr;
+  static const DotKernels kernels = MakeKernels();
+  return present ? &kernels : nullptr;
 }
 }  // namespace stretto::engine::cpu
 #else

@@ -55,7 +55,13 @@ class PanelPacker {
 
 bool TakesPairs(const Kernels& kernels, int64_t k, DType dtype, WeightFormat format) {
   const bool plain = format == WeightFormat::kPlain && dtype == DType::kBF16;
-  return kernels.dot != nullptr && k % 2 == 0 && (plain || format == WeightFormat::kInt8);
+  if (kernels.dot == nullptr || k % 2 != 0) return false;
+  return plain || format == WeightFormat::kInt8 || TakesOrder(kernels, k, format);
+}
+
+bool TakesOrder(const Kernels& kernels, int64_t k, WeightFormat format) {
+  const bool bytes = format == WeightFormat::kInt8 || format == WeightFormat::kFp8;
+  return bytes && kernels.dot != nullptr && kernels.dot->bytes != nullptr && k % 4 == 0;
 }
 
 uint16_t PackWeight(const Kernels& kernels, ThreadPool& pool, const PanelMatrix& b,
@@ -98,8 +104,8 @@ namespace {
 // One row of each column of a panel, as f32; nullptr past the last.
 using PanelRows = std::array<const float*, kPanel>;
 
-void QuantizeBytesPanel(const PanelRows& rows, int64_t k, WeightFormat format, int8_t* panel,
-                        float* scales) {
+void QuantizeBytesPanel(const Kernels& kernels, const PanelRows& rows, int64_t k,
+                        WeightFormat format, int8_t* panel, float* scales) {
   auto* q = static_cast<int8_t*>(ThreadScratch(ScratchUse::kC, static_cast<size_t>(k * kPanel)));
   for (int64_t j = 0; j < kPanel; ++j) {
     scales[j] = 0;
@@ -110,6 +116,9 @@ void QuantizeBytesPanel(const PanelRows& rows, int64_t k, WeightFormat format, i
     } else {
       scales[j] = QuantizeFp8(rows[j], k, q + j * k);
     }
+  }
+  if (TakesOrder(kernels, k, format)) {
+    return kernels.dot->bytes->order(q, k, format == WeightFormat::kInt8, panel);
   }
   for (int64_t i = 0; i < k; ++i) {
     for (int64_t j = 0; j < kPanel; ++j) panel[i * kPanel + j] = q[j * k + i];
@@ -161,7 +170,7 @@ void QuantizeWeight(const Kernels& kernels, ThreadPool& pool, void* data, Weight
     if (format == WeightFormat::kInt4) {
       QuantizeInt4Panel(kernels, rows, k, panel);
     } else {
-      QuantizeBytesPanel(rows, k, format, panel, scales + p * kPanel);
+      QuantizeBytesPanel(kernels, rows, k, format, panel, scales + p * kPanel);
     }
   });
 }

@@ -73,6 +73,9 @@ struct Tile {
   // Where the sums go as bf16 instead of to c, or nullptr. `tile` with a_k_major and `row_tiles`.
   uint16_t* out = nullptr;
   ptrdiff_t out_stride = 0;
+  // Of the columns of these panels, by which sums are multiplied before they leave, or nullptr.
+  // gemm_dot.h.
+  const float* scales = nullptr;
   // What to bring into the second-level cache on the way, or nullptr: a_k_major: a line for every
   // kKPerLine of k; else, for panel p of tile and for block b of block_tile, a line for every
   // second k from ahead_offsets[p] or [b] elements behind `ahead` on.

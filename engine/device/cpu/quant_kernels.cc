@@ -1,6 +1,6 @@
 // Register tiles over quantised panels: values are widened in registers, then enter the same chains
 // as plain ones. Layouts of a panel (16 columns):
-//   int8, fp8  [k][16] bytes
+//   int8, fp8  [k][16] bytes (where gemm_dot.h orders them otherwise, its kernels read them)
 //   int4       for each group of 32 k: 16 bf16 scales (in the order of a bf16 panel row), then
 //              [32][8] bytes, byte j holding columns j (low half) and j + 8 (high half)
 #undef HWY_TARGET_INCLUDE
