@@ -11,13 +11,21 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "engine/weights/change_bits.h"
 #include "engine/weights/grid_codec.h"
 #include "engine/weights/recycled_bytes.h"
 #include "engine/weights/varint.h"
 
 namespace stretto::engine {
 namespace {
-enum Mode : uint8_t { kUnchanged = 0, kSparse = 1, kWhole = 2, kGrid = 3, kSteps = 4 };
+enum Mode : uint8_t {
+  kUnchanged = 0,
+  kSparse = 1,
+  kWhole = 2,
+  kGrid = 3,
+  kSteps = 4,
+  kChangeBits = 5
+};
 constexpr int kZstdLevel = 1;  // the streams are small; the encoder runs beside the training
 
 absl::Status Corrupt(absl::string_view what) {
@@ -199,29 +207,48 @@ absl::Status ApplySteps(absl::Span<const uint16_t> base, absl::Span<const uint8_
   return absl::OkStatus();
 }
 
-// From a part of all elements.
-bool MostlyChanged(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next) {
-  constexpr size_t kRun = 64, kEvery = 16, kShare = 4;
-  size_t seen = 0, changed = 0;
+absl::Status ApplyChangeBits(absl::Span<const uint16_t> base, absl::Span<const uint8_t> in,
+                             absl::Span<uint16_t> out) {
+  const uint64_t size = ZSTD_getFrameContentSize(in.data(), in.size());
+  if (size > MostChangeBits(base.size())) return Corrupt("an impossible size");
+  Bytes bits(size);
+  RETURN_IF_ERROR(Decompress(in, absl::MakeSpan(bits)));
+  return DecodeChangeBits(base, bits, out);
+}
+
+// The fastest way that is not much larger than the smallest, from a part of all elements.
+Mode ChooseMode(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next) {
+  constexpr size_t kRun = 64, kEvery = 16;
+  size_t seen = 0, changed = 0, by_one = 0;
   for (size_t begin = 0; begin < base.size(); begin += kRun * kEvery) {
     const size_t end = std::min(begin + kRun, base.size());
-    for (size_t i = begin; i < end; ++i) changed += base[i] != next[i] ? 1 : 0;
+    for (size_t i = begin; i < end; ++i) {
+      if (base[i] == next[i]) continue;
+      ++changed;
+      const int64_t step = ToGrid(next[i]) - ToGrid(base[i]);
+      by_one += step == 1 || step == -1 ? 1 : 0;
+    }
     seen += end - begin;
   }
-  return changed * kShare >= seen;
+  if (changed * 8 >= seen && by_one * 2 >= changed) return kChangeBits;
+  return changed * 4 >= seen && base.size() <= UINT32_MAX ? kSteps : kGrid;
 }
 
 Bytes EncodeBf16(absl::Span<const uint8_t> base, absl::Span<const uint8_t> next) {
   const Elements before(base), after(next);
-  if (before.span().size() <= UINT32_MAX && MostlyChanged(before.span(), after.span())) {
-    return EncodeSteps(before.span(), after.span());
+  const Mode mode = ChooseMode(before.span(), after.span());
+  if (mode == kSteps) return EncodeSteps(before.span(), after.span());
+  if (mode == kChangeBits) {
+    Bytes bits;
+    EncodeChangeBits(before.span(), after.span(), bits);
+    return Compress(bits, {kChangeBits});
   }
   Bytes coded = EncodeGrid(before.span(), after.span());
   if (!coded.empty()) coded.insert(coded.begin(), kGrid);
   return coded;
 }
 
-// `apply`: DecodeGrid or ApplySteps.
+// `apply`: DecodeGrid, ApplySteps or ApplyChangeBits.
 template <class Apply>
 absl::Status ApplyBf16(const Apply& apply, absl::Span<const uint8_t> base,
                        absl::Span<const uint8_t> in, absl::Span<uint8_t> out) {
@@ -275,6 +302,9 @@ absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
       return Corrupt("bf16 steps for another dtype");
     case kSteps:
       if (dtype == DType::kBF16) return ApplyBf16(ApplySteps, base, in, out);
+      return Corrupt("bf16 steps for another dtype");
+    case kChangeBits:
+      if (dtype == DType::kBF16) return ApplyBf16(ApplyChangeBits, base, in, out);
       return Corrupt("bf16 steps for another dtype");
     case kWhole:
       return Decompress(in, out);

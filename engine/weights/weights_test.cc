@@ -144,13 +144,35 @@ TEST_CASE("the delta of a step that moves most elements is a fraction of them, t
   RequireRoundTrip(DType::kBF16, ToBytes(ends), ToBytes(others));
 }
 
+TEST_CASE(
+    "where a good part moves by a step, a delta has a bit for each element and two a change") {
+  PhiloxStream random(testing::Seed(), 5);
+  INFO("seed " << testing::Seed());
+  std::vector<uint16_t> before(100003), after;
+  for (uint16_t& w : before) w = F32ToBf16(static_cast<float>(random.NextGaussian() * 0.05));
+  size_t changed = 0, more = 0;
+  for (const uint16_t w : before) {
+    uint16_t moved = w;
+    if (random.Below(5) == 0) moved = static_cast<uint16_t>(w + (random.Below(2) != 0 ? 1 : -1));
+    if (random.Below(100) == 0) moved = w ^ 0x0040;
+    changed += moved != w ? 1 : 0;
+    more += (moved ^ w) == 0x0040 ? 1 : 0;
+    after.push_back(moved);
+  }
+  const Bytes delta = EncodeDelta(DType::kBF16, ToBytes(before), ToBytes(after));
+  CHECK(delta.size() <= 1 + (before.size() + 7) / 8 + (changed + 3) / 4 + 3 * more);
+  RequireRoundTrip(DType::kBF16, ToBytes(before), ToBytes(after));
+  RequireRoundTrip(DType::kBF16, ToBytes(after), ToBytes(before));
+}
+
 TEST_CASE("a damaged delta is an error or, at most, other bytes: never a crash") {
   PhiloxStream random(testing::Seed(), 2);
   INFO("seed " << testing::Seed());
   const Bytes base = RandomBytes(random, 4000);
   Bytes next = base;
-  const int num_changes = GENERATE(60, 20000);  // some elements, or nearly all
-  for (int i = 0; i < num_changes; ++i) next[random.Below(next.size())] ^= 1;
+  // Some elements, nearly all, or a good part by one step.
+  const auto [num_changes, every] = GENERATE(table<int, size_t>({{60, 1}, {20000, 1}, {700, 2}}));
+  for (int i = 0; i < num_changes; ++i) next[random.Below(next.size() / every) * every] ^= 1;
   const Bytes delta = EncodeDelta(DType::kBF16, base, next);
   for (size_t size = 0; size < delta.size(); ++size) {
     const absl::Status status =
