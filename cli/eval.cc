@@ -215,6 +215,18 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> Encode(const LocalModel& model
   return ids;
 }
 
+// What the reward that judges compares with; nothing where it compares with nothing.
+std::optional<std::string> ExpectedAnswer(const RunConfig& run, const std::string& line) {
+  for (const RewardSpec& reward : run.rewards) {
+    if (reward.name != run.eval.reward) continue;
+    const auto json = services::ParseUniqueJson(line);
+    if (!json.ok()) return std::nullopt;
+    const auto text = services::AnswerText(*json, reward.answer_field);
+    return text.ok() ? std::optional(*text) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
 absl::Status Eval(const EvalFlags& flags) {
   ASSIGN_OR_RETURN(RunConfig run, SettingsOf(flags));
   const std::string& data = run.data.eval;
@@ -257,8 +269,8 @@ absl::Status Eval(const EvalFlags& flags) {
     if (!outcome.ok()) return Annotate(outcome.status(), where);
     num_correct += outcome->correct ? 1 : 0;
     if (flags.json) {
-      const nlohmann::json row{
-          {"index", i}, {"text", outcome->text}, {"correct", outcome->correct}};
+      nlohmann::json row{{"index", i}, {"text", outcome->text}, {"correct", outcome->correct}};
+      if (auto expected = ExpectedAnswer(run, questions[i].line)) row["expected"] = *expected;
       std::printf("%s\n",
                   row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     }
@@ -348,7 +360,9 @@ void AddEvalCommand(CLI::App& app, Command* chosen) {
       ->add_option("--threads", flags->threads,
                    "Compute threads. 0 (default): what the machine grants")
       ->check(IntegerIn(0, 1024));
-  command->add_flag("--json", flags->json, "One JSON object an answer");
+  command->add_flag(
+      "--json", flags->json,
+      "One JSON object an answer: index, text, correct and, where there is one, expected");
   command->callback([flags, chosen] {
     if (flags->run_file.empty() && flags->run_dir.empty() && flags->model.empty()) {
       throw CLI::RequiredError("a run file, --run or --model");

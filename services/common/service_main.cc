@@ -137,8 +137,7 @@ class Process {
 
   // The exit code if there is nothing to run.
   std::optional<int> Parse(int argc, char** argv) {
-    CLI::App app(absl::StrCat("stretto-", service_.kind()),
-                 absl::StrCat("stretto-", service_.kind()));
+    CLI::App app(service_.summary(), absl::StrCat("stretto-", service_.kind()));
     AddCommonFlags(app, context_.flags);
     app.set_version_flag("--version", absl::StrCat("stretto-", service_.kind(), " ", kVersion));
     service_.AddFlags(app);

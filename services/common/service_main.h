@@ -81,6 +81,8 @@ class Service {
   virtual ~Service() = default;
   // "generator": names the process (with "stretto-") and, with "-0", the member by default.
   virtual std::string kind() const = 0;
+  // What it does, for --help: a line.
+  virtual std::string summary() const = 0;
   virtual void AddFlags(CLI::App&) {}
   // Loads what is needed to serve. Blocks. `context` lives until after Stop().
   virtual absl::Status Start(const ServiceContext& context) = 0;

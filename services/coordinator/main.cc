@@ -14,6 +14,9 @@ constexpr int64_t kStopTimeoutMs = 120'000;
 class CoordinatorProgram : public Service {
  public:
   std::string kind() const override { return "coordinator"; }
+  std::string summary() const override {
+    return "Runs a run: leads its members, keeps its journal, hands rollouts to the trainer.";
+  }
 
   absl::Status Start(const ServiceContext& context) override {
     if (!context.run.has_value()) return absl::InvalidArgumentError("--run FILE is needed");

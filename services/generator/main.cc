@@ -86,6 +86,10 @@ absl::StatusOr<int64_t> KvCacheBytes(const ClusterSection& cluster) {
 class GeneratorProgram final : public Service {
  public:
   std::string kind() const override { return "generator"; }
+  std::string summary() const override {
+    return "Completes prompts, over HTTP as the OpenAI API does and over gRPC, or as a member of a "
+           "run.";
+  }
 
   void AddFlags(CLI::App& app) override {
     AddModelFlags(app);

@@ -14,6 +14,9 @@ constexpr int64_t kProbeMs = 2000;
 class ScorerProgram final : public Service {
  public:
   std::string kind() const override { return "scorer"; }
+  std::string summary() const override {
+    return "Gives rewards and reference log-probs to a run's rollouts.";
+  }
 
   absl::Status Start(const ServiceContext& context) override {
     if (!context.run.has_value()) return absl::InvalidArgumentError("--run FILE is needed");

@@ -33,6 +33,9 @@ absl::StatusOr<engine::FrameCarrier> CarrierOf(const RunConfig& run) {
 class TrainerProgram final : public Service {
  public:
   std::string kind() const override { return "trainer"; }
+  std::string summary() const override {
+    return "Learns from a run's rollouts and serves the new weights.";
+  }
 
   absl::Status Start(const ServiceContext& context) override {
     if (!context.run.has_value()) return absl::InvalidArgumentError("--run FILE is needed");

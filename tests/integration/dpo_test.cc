@@ -261,6 +261,7 @@ TEST_CASE("a model and questions are enough for `stretto eval`, and bad question
   CHECK(has(mixed(2, {}), "mixed.jsonl:4: the answer is a text, but 3 of 4 answers are numbers"));
   CHECK(has(mixed(0, {"--reward", "contains"}), " of 4 correct"));
   CHECK(has(mixed(0, {"--reward", "exact"}), ", judged as `exact`"));
+  CHECK(has(mixed(0, {"--reward", "exact", "--json"}), R"(,"expected":"five",)"));
   CHECK(has(mixed(0, {"--reward", "regex", "--pattern", ""}), "4 of 4 correct (100.0 %)"));
   CHECK(has(mixed(2, {"--reward", "regex"}), "needs --pattern"));
   CHECK(has(mixed(2, {"--reward", "exact", "--take", "first"}), "--take is for"));
