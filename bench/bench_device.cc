@@ -243,7 +243,7 @@ void Vocabularies(Lab& lab, Report& report, const std::string& threads) {
   const double copy = MedianSeconds([&] { lab->Copy(lab.stream(), keep, logits); });
   const double both = MedianSeconds([&] {
     lab->Copy(lab.stream(), keep, logits);
-    lab->LogProbsBackward(lab.stream(), keep, lp, h, targets, 0.9f);
+    lab->LogProbsBackward(lab.stream(), {keep, keep, lp, h, targets, 0.9f, Tensor{}});
   });
   report.Add(threads + " gradient of logits with entropy", per_row * (both - copy), "us/row");
   lab.Clear();

@@ -51,8 +51,12 @@ void Rows(Lab& lab, DType dtype, PhiloxStream& rng, Results& results) {
   results.push_back({"rms norm d_weight", lab.Get(d_w)});
   Tensor act = lab.New(t, d / 2, dtype), d_act = lab.Put(Random(rng, t, d / 2), DType::kF32);
   lab->SwiGlu(lab.stream(), act, x);
-  lab->SwiGluBackward(lab.stream(), d_x, d_act, x);
+  lab->SwiGluBackward(lab.stream(), d_x, Tensor{}, d_act, x);
   results.push_back({"swiglu", lab.Get(act)});
+  Tensor rounded = lab.New(t, d, DType::kBF16);
+  lab->SwiGluBackward(lab.stream(), rounded, act, d_act, x);
+  results.push_back({"swiglu again", lab.Get(act)});
+  results.push_back({"swiglu backward in bf16", lab.Get(rounded)});
   results.push_back({"swiglu backward", lab.Get(d_x)});
   std::vector<int32_t> ids;
   for (int64_t i = 0; i < t; ++i) ids.push_back(static_cast<int32_t>(rng.Below(7)));
@@ -116,7 +120,7 @@ void Vocabulary(Lab& lab, PhiloxStream& rng, Results& results) {
     tokens(i, 1) = sampled[i].logprob;
     tokens(i, 2) = sampled[i].sampling_logprob;
   }
-  lab->LogProbsBackward(lab.stream(), t, lp, h, lab.Ints(targets), 0.8f);
+  lab->LogProbsBackward(lab.stream(), {t, t, lp, h, lab.Ints(targets), 0.8f, Tensor{}});
   results.push_back({"log-probs", lab.Get(lp)});
   results.push_back({"entropy", lab.Get(h)});
   results.push_back({"samples", tokens});

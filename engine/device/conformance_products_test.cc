@@ -163,9 +163,29 @@ TEST_CASE("log-probs, entropy and their gradients") {
     };
     Want want = Gradient(rows, n, z, loss, 1.0);
     lab.Set(t_logits, logits);
-    lab->LogProbsBackward(lab.stream(), t_logits, lab.Put(d_lp, DType::kF32),
-                          entropy ? lab.Put(d_h, DType::kF32) : Tensor{}, t_targets, temperature);
-    RequireClose(lab.Get(t_logits), want, DType::kF32, 4e-6, "gradient of logits");
+    Tensor stats = lab.New(rows, 3, DType::kF32);
+    lab->LogProbs(lab.stream(), lp, entropy ? h : Tensor{}, t_logits, t_targets, temperature,
+                  stats);
+    const Device::LogitsGradient gradient{t_logits,
+                                          t_logits,
+                                          lab.Put(d_lp, DType::kF32),
+                                          entropy ? lab.Put(d_h, DType::kF32) : Tensor{},
+                                          t_targets,
+                                          temperature,
+                                          Tensor{}};
+    lab->LogProbsBackward(lab.stream(), gradient);
+    const Host found = lab.Get(t_logits);
+    RequireClose(found, want, DType::kF32, 4e-6, "gradient of logits");
+    Device::LogitsGradient rounded = gradient;
+    rounded.stats_T3 = stats;
+    rounded.d_logits_TV.dtype = DType::kBF16;
+    rounded.d_logits_TV.row_stride *= 2;
+    Tensor narrow = lab.New(rows, n, DType::kBF16);
+    lab->Copy(lab.stream(), narrow, t_logits);
+    lab.Set(t_logits, logits);
+    lab->LogProbsBackward(lab.stream(), rounded);
+    RequireSameBits(lab.Get(rounded.d_logits_TV), lab.Get(narrow),
+                    "gradient of logits in bf16, with what LogProbs found");
   }
 }
 

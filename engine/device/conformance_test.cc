@@ -232,9 +232,15 @@ TEST_CASE("gated activation and its gradient") {
         return sum;
       },
       1.0);
-  Tensor d = lab.New(rows, 2 * f, DType::kF32);
-  lab->SwiGluBackward(lab.stream(), d, lab.Put(d_out, DType::kF32), t);
+  const Tensor t_d_out = lab.Put(d_out, DType::kF32);
+  Tensor d = lab.New(rows, 2 * f, DType::kF32), again = lab.New(rows, f, c.dtype);
+  lab->SwiGluBackward(lab.stream(), d, Tensor{}, t_d_out, t);
   RequireClose(lab.Get(d), want_d, DType::kF32, 2e-6, "swiglu gradient");
+  Tensor narrow = lab.New(rows, 2 * f, DType::kBF16), rounded = lab.New(rows, 2 * f, DType::kBF16);
+  lab->SwiGluBackward(lab.stream(), narrow, again, t_d_out, t);
+  lab->Copy(lab.stream(), rounded, d);
+  RequireSameBits(lab.Get(narrow), lab.Get(rounded), "swiglu gradient in bf16");
+  RequireSameBits(lab.Get(again), lab.Get(out), "swiglu once more");
 }
 
 TEST_CASE("AdamW, scale and the norm of gradients") {

@@ -72,7 +72,8 @@ TEST_CASE("log-probs over a vocabulary in leaves are those over a whole one") {
   for (const Tensor& entropy : {d_h, Tensor{}}) {
     const Tensor whole = lab.Put(logits, DType::kF32, 1), one = lab.Put(logits, DType::kF32);
     const Tensor parts = lab.Put(logits, DType::kF32, 5);
-    lab->LogProbsBackward(lab.stream(), whole, d_lp, entropy, t_targets, temperature);
+    lab->LogProbsBackward(lab.stream(),
+                          {whole, whole, d_lp, entropy, t_targets, temperature, Tensor{}});
     lab->VocabularyBackward(lab.stream(),
                             {one, t_max, t_sums, t_targets, d_lp, entropy, 0, temperature});
     for (int64_t i = 0; i < num_leaves; ++i) {

@@ -250,10 +250,11 @@ class Device {
   virtual void Rope(Stream& stream, const Tensor& x, const Tensor& positions_T,
                     const Tensor& cos_PC, const Tensor& sin_PC, int64_t num_heads,
                     bool inverse) = 0;
-  // out_TF = silu(gate) · up, gate_up_T2F = [gate | up]; and d_gate_up from d_out.
+  // out_TF = silu(gate) · up, gate_up_T2F = [gate | up]; and d_gate_up (kF32, or kBF16: rounded)
+  // from d_out, with out_TF once more unless it is absent.
   virtual void SwiGlu(Stream& stream, const Tensor& out_TF, const Tensor& gate_up_T2F) = 0;
-  virtual void SwiGluBackward(Stream& stream, const Tensor& d_gate_up_T2F, const Tensor& d_out_TF,
-                              const Tensor& gate_up_T2F) = 0;
+  virtual void SwiGluBackward(Stream& stream, const Tensor& d_gate_up_T2F, const Tensor& out_TF,
+                              const Tensor& d_out_TF, const Tensor& gate_up_T2F) = 0;
 
   // --- attention
   // ---------------------------------------------------------------------------------- For each
@@ -279,13 +280,24 @@ class Device {
   // --------------------------------------------------------------------------------- With z =
   // logits · (1 / temperature): logprob = z_target − max z − log sum exp(z − max z), and the
   // entropy of softmax(z) (absent: not computed). logits_TV f32, targets i32 [1, T], outputs f32
-  // [1, T].
+  // [1, T]. stats_T3 (f32, or absent) receives what LogProbsBackward else finds again: max z,
+  // log sum exp(z − max z) and, where it is asked for, the entropy.
   virtual void LogProbs(Stream& stream, const Tensor& logprobs_T, const Tensor& entropy_T,
-                        const Tensor& logits_TV, const Tensor& targets_T, float temperature) = 0;
-  // Overwrites logits_TV with d loss / d logits, from d_logprobs_T and (if present) d_entropy_T.
-  virtual void LogProbsBackward(Stream& stream, const Tensor& logits_TV, const Tensor& d_logprobs_T,
-                                const Tensor& d_entropy_T, const Tensor& targets_T,
-                                float temperature) = 0;
+                        const Tensor& logits_TV, const Tensor& targets_T, float temperature,
+                        const Tensor& stats_T3) = 0;
+  void LogProbs(Stream& stream, const Tensor& logprobs_T, const Tensor& entropy_T,
+                const Tensor& logits_TV, const Tensor& targets_T, float temperature) {
+    LogProbs(stream, logprobs_T, entropy_T, logits_TV, targets_T, temperature, Tensor{});
+  }
+  struct LogitsGradient {
+    Tensor logits_TV;
+    // d loss / d logits: logits_TV itself, or kBF16 whose rows begin where those of logits_TV do.
+    Tensor d_logits_TV;
+    Tensor d_logprobs_T, d_entropy_T, targets_T;  // d_entropy_T may be absent
+    float temperature = 1.0f;
+    Tensor stats_T3;  // of LogProbs (with entropies, if d_entropy_T is there), or absent
+  };
+  virtual void LogProbsBackward(Stream& stream, const LogitsGradient& args) = 0;
   // The same over a vocabulary in leaves. A call sees logits of tokens [first_id, first_id + cols):
   //  1. max_T = max z. The maximum over the vocabulary is the largest of all leaves'.
   virtual void VocabularyMax(Stream& stream, const Tensor& max_T, const Tensor& logits_TV,

@@ -56,21 +56,40 @@ void PackedPass::BackwardLinear(const LayerContext& c, const GradientContext& g,
                                 const LinearGroup& map, const Tensor& d_x_TK, const Tensor& d_y_TN,
                                 const Tensor& x_TK) const {
   const Tensor d_y = ForProducts(c, d_y_TN);
+  BackwardWeight(c, g, map, d_y, d_y_TN, x_TK);
+  BackwardInput(c, g, map, d_x_TK, d_y);
+}
+
+void PackedPass::BackwardWeight(const LayerContext& c, const GradientContext& g,
+                                const LinearGroup& map, const Tensor& d_y_of_products_TN,
+                                const Tensor& d_y_TN, const Tensor& x_TK) const {
   if (options_.lora != nullptr) {
     options_.lora->AddGradients(c.stream, map.layer, map.group, g.unit.gradients, d_y_TN, x_TK);
-  } else {
-    c.device.LinearBackwardWeight(c.stream, map.weight.In(g.unit.gradients), d_y, x_TK);
-    if (map.bias) c.device.BiasBackward(c.stream, map.bias.In(g.unit.gradients), d_y_TN);
+    return;
   }
-  c.device.LinearBackwardInput(c.stream, d_x_TK, d_y, map.weight.In(g.unit.flat_weights),
+  c.device.LinearBackwardWeight(c.stream, map.weight.In(g.unit.gradients), d_y_of_products_TN,
+                                x_TK);
+  if (map.bias) c.device.BiasBackward(c.stream, map.bias.In(g.unit.gradients), d_y_TN);
+}
+
+void PackedPass::BackwardInput(const LayerContext& c, const GradientContext& g,
+                               const LinearGroup& map, const Tensor& d_x_TK,
+                               const Tensor& d_y_TN) const {
+  c.device.LinearBackwardInput(c.stream, d_x_TK, d_y_TN, map.weight.In(g.unit.flat_weights),
                                /*accumulate=*/false);
 }
 
 Tensor PackedPass::ForProducts(const LayerContext& c, const Tensor& d_y_TN) const {
-  if (options_.gradient_dtype == DType::kF32) return d_y_TN;
+  if (d_y_TN.dtype == options_.gradient_dtype) return d_y_TN;
   const Tensor rounded = state_->d_rounded.Cols(0, d_y_TN.size()).Reshape(d_y_TN.rows);
   c.device.Copy(c.stream, rounded, d_y_TN);
   return rounded;
+}
+
+Tensor PackedPass::GateUpGradient(const ParameterView& bias, int64_t rows) const {
+  Tensor d = state_->d_gate_up_T2F.Rows(0, rows);
+  if (options_.lora == nullptr && !bias) d.dtype = options_.gradient_dtype;
+  return d;
 }
 
 Tensor PackedPass::NormGradient(const GradientContext& g, const ParameterView& norm) const {
@@ -121,17 +140,27 @@ void PackedPass::BackwardHead(const LayerContext& c, GradientContext& g,
 void PackedPass::BackwardHeadChunk(const LayerContext& c, const GradientContext& g, int64_t begin,
                                    int64_t count, const Tensor& d_entropy) {
   State& s = *state_;
-  const Tensor d_logits_RV = s.logits_RV.Rows(0, count);  // overwrites the logits
+  const Tensor logits = s.logits_RV.Rows(0, count);
   const Tensor d_normed = s.d_normed_RD.Rows(0, count), d_last = s.d_last_RD.Rows(0, count);
-  if (!c.config.value_head) {
-    c.device.LogProbsBackward(c.stream, d_logits_RV, s.d_logprobs_R.Cols(0, count), d_entropy,
-                              s.targets_N.Cols(begin, count), options_.temperature);
-  }
-  Tensor d_logits = d_logits_RV;
+  Tensor d_logits = logits;                       // overwrites them
   if (options_.gradient_dtype == DType::kBF16) {  // rounded where they are
     d_logits.dtype = DType::kBF16;
     d_logits.row_stride *= 2;
-    c.device.Copy(c.stream, d_logits, d_logits_RV);
+  }
+  if (c.config.value_head) {
+    if (d_logits.dtype == DType::kBF16) c.device.Copy(c.stream, d_logits, logits);
+  } else {
+    Device::LogitsGradient gradient{logits,
+                                    d_logits,
+                                    s.d_logprobs_R.Cols(0, count),
+                                    d_entropy,
+                                    s.targets_N.Cols(begin, count),
+                                    options_.temperature,
+                                    {}};
+    if (begin == 0 && (s.stats_have_entropy || !d_entropy)) {
+      gradient.stats_T3 = s.stats_R3.Rows(0, count);
+    }
+    c.device.LogProbsBackward(c.stream, gradient);
   }
   if (options_.lora == nullptr) {
     c.device.LinearBackwardWeight(c.stream, g.layout.lm_head.In(g.head.gradients), d_logits,
@@ -154,11 +183,13 @@ void PackedPass::BackwardMlp(const LayerContext& c, const GradientContext& g, in
   const int64_t T = t.x_in_TD.rows;
   const LayerParameters& p = g.layout.layers[layer];
   const Tensor d_x = s.d_x_TD.Rows(0, T), d_normed = s.d_normed_TD.Rows(0, T);
-  const Tensor d_activated = s.d_activated_TF.Rows(0, T), d_gate_up = s.d_gate_up_T2F.Rows(0, T);
-  c.device.SwiGlu(c.stream, t.activated_TF, t.gate_up_T2F);
-  BackwardLinear(c, g, {layer, LoraGroup::kDown, p.down, p.down_bias}, d_activated, d_x,
-                 t.activated_TF);
-  c.device.SwiGluBackward(c.stream, d_gate_up, d_activated, t.gate_up_T2F);
+  const Tensor d_activated = s.d_activated_TF.Rows(0, T);
+  const Tensor d_gate_up = GateUpGradient(p.gate_up_bias, T);
+  const LinearGroup down{layer, LoraGroup::kDown, p.down, p.down_bias};
+  const Tensor d_out = ForProducts(c, d_x);
+  BackwardInput(c, g, down, d_activated, d_out);
+  c.device.SwiGluBackward(c.stream, d_gate_up, t.activated_TF, d_activated, t.gate_up_T2F);
+  BackwardWeight(c, g, down, d_out, d_x, t.activated_TF);
   RunMlpNorm(c, g.weights.layers[layer], t);
   BackwardLinear(c, g, {layer, LoraGroup::kGateUp, p.gate_up, p.gate_up_bias}, d_normed, d_gate_up,
                  t.normed_TD);

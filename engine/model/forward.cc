@@ -67,7 +67,7 @@ size_t HeadRowBytes(const ModelConfig& config, DType dtype, const PackedPassOpti
              D = static_cast<size_t>(config.hidden_size);
   size_t of_residual = 2 * SizeOf(dtype);
   if (options.train) of_residual += 2 * sizeof(float);
-  return V * sizeof(float) + D * of_residual + 4 * sizeof(float);
+  return V * sizeof(float) + D * of_residual + 7 * sizeof(float);
 }
 
 PackedPass::PackedPass(const Transformer& transformer, const PackedPassOptions& options)
@@ -162,6 +162,7 @@ absl::Status PackedPass::AllocateGradients() {
                               {&s.d_activated_TF, DType::kF32, T, F},
                               {&s.d_last_RD, DType::kF32, R, D},
                               {&s.d_normed_RD, DType::kF32, R, D},
+                              {&s.stats_R3, DType::kF32, R, 3},
                               {&s.d_logprobs_R, DType::kF32, 1, R},
                               {&s.d_entropy_R, DType::kF32, 1, R}};
   if (c.qk_norm) wishes.push_back({&s.d_qk_TE, DType::kF32, T, (H + G) * C});
@@ -251,8 +252,14 @@ void PackedPass::Forward(Stream& stream, const ModelWeights& weights, const Pack
     }
     const Tensor logprobs = s.logprobs_R.Cols(0, count);
     const Tensor entropy = entropy_N.empty() ? Tensor{} : s.entropy_R.Cols(0, count);
-    s.vocabulary->LogProbs(stream, logprobs, entropy, s.logits_RV.Rows(0, count),
-                           s.targets_N.Cols(begin, count), options_.temperature);
+    const Tensor logits = s.logits_RV.Rows(0, count), targets = s.targets_N.Cols(begin, count);
+    if (options_.train) {
+      s.stats_have_entropy = static_cast<bool>(entropy);
+      device.LogProbs(stream, logprobs, entropy, logits, targets, options_.temperature,
+                      s.stats_R3.Rows(0, count));
+    } else {
+      s.vocabulary->LogProbs(stream, logprobs, entropy, logits, targets, options_.temperature);
+    }
     device.Download(stream, logprobs, &logprobs_N[begin]);
     if (entropy) device.Download(stream, entropy, &entropy_N[begin]);
   }

@@ -154,8 +154,16 @@ class PackedPass final : public TrainingPass {
   };
   void BackwardLinear(const LayerContext& c, const GradientContext& g, const LinearGroup& map,
                       const Tensor& d_x_TK, const Tensor& d_y_TN, const Tensor& x_TK) const;
+  // Its two halves. d_y as products read it, and as it is.
+  void BackwardInput(const LayerContext& c, const GradientContext& g, const LinearGroup& map,
+                     const Tensor& d_x_TK, const Tensor& d_y_TN) const;
+  void BackwardWeight(const LayerContext& c, const GradientContext& g, const LinearGroup& map,
+                      const Tensor& d_y_of_products_TN, const Tensor& d_y_TN,
+                      const Tensor& x_TK) const;
   // d_y as products read it: itself, or rounded in scratch memory until the next call.
   Tensor ForProducts(const LayerContext& c, const Tensor& d_y_TN) const;
+  // Where the gradient of the MLP's first product goes: rounded already, if only products read it.
+  Tensor GateUpGradient(const ParameterView& bias, int64_t rows) const;
   // Where the gradient of a norm's weight goes.
   Tensor NormGradient(const GradientContext& g, const ParameterView& norm) const;
   // Where the parameters of a unit are on the way back.

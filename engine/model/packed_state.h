@@ -16,6 +16,9 @@ struct PackedPass::State {
   // One chunk of the head, R rows.
   int64_t chunk_rows = 0;
   Tensor last_RD, normed_RD, logits_RV, logprobs_R, entropy_R;
+  // What LogProbs found of the logits that Backward finds there; for training.
+  Tensor stats_R3;
+  bool stats_have_entropy = false;
   // With several leaves, of a pass that isn't for training.
   std::vector<Tensor> leaf_sums_TD;
   std::unique_ptr<VocabularyLeaves> vocabulary;

@@ -111,7 +111,7 @@ MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, 
   const size_t chunk =
       std::clamp<size_t>(options.logits_bytes / HeadRowBytes(config, options.dtype, pass), 1, rows);
   plan.workspace = rows * (W * row.shared + kF32Bytes * (row.gradients + 4)) +
-                   chunk * (W * 2 * D + kF32Bytes * (V + 2 * D + 4));
+                   chunk * (W * 2 * D + kF32Bytes * (V + 2 * D + 7));
   if (options.gradient_dtype == DType::kBF16) plan.workspace += 2 * rows * row.widest;
   if (!options.lora) plan.workspace += optimizer.window;
   if (options.lora) {

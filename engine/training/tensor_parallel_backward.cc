@@ -197,11 +197,10 @@ void TensorParallelPass::BackwardMlp(Gradients& g, int64_t layer) {
         const Tensor activated = Whole(s.activated_TF).Cols(0, cols);
         const Tensor d_activated = Whole(s.d_activated_TF).Cols(0, cols);
         const Tensor d_gate_up = Whole(s.d_gate_up_T2F).Cols(0, 2 * cols);
-        device_.SwiGlu(stream_, activated, gate_up);
+        device_.LinearBackwardInput(stream_, d_activated, d_out, q.down.In(flat), false);
+        device_.SwiGluBackward(stream_, d_gate_up, activated, d_activated, gate_up);
         device_.LinearBackwardWeight(stream_, q.down.In(gradients), d_out, activated);
         if (q.down_bias) device_.BiasBackward(stream_, q.down_bias.In(gradients), d_out);
-        device_.LinearBackwardInput(stream_, d_activated, d_out, q.down.In(flat), false);
-        device_.SwiGluBackward(stream_, d_gate_up, d_activated, gate_up);
         device_.LinearBackwardWeight(stream_, q.gate_up.In(gradients), d_gate_up, normed);
         if (q.gate_up_bias) device_.BiasBackward(stream_, q.gate_up_bias.In(gradients), d_gate_up);
         device_.LinearBackwardInput(stream_, partial, d_gate_up, q.gate_up.In(flat), false);

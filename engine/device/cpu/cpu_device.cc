@@ -29,6 +29,8 @@ bool IsInt(const Tensor& t, int64_t count) {
   return t.dtype == DType::kI32 && t.size() == count && t.contiguous();
 }
 bool SameShape(const Tensor& a, const Tensor& b) { return a.rows == b.rows && a.cols == b.cols; }
+bool IsStats(const Tensor& t, int64_t rows) { return IsF32(t) && t.rows == rows && t.cols == 3; }
+bool IsRowOrAbsent(const Tensor& t, int64_t size) { return !t || (IsF32(t) && t.size() == size); }
 
 class CpuStream : public Stream {};
 
@@ -300,12 +302,13 @@ class CpuDevice final : public Device, public LendsThreads {
     STRETTO_CHECK(IsFloat(out_TF) && IsFloat(gate_up_T2F));
     cpu::SwiGluRows(kernels_, pool_, out_TF, gate_up_T2F);
   }
-  void SwiGluBackward(Stream&, const Tensor& d_gate_up_T2F, const Tensor& d_out_TF,
-                      const Tensor& gate_up_T2F) override {
+  void SwiGluBackward(Stream&, const Tensor& d_gate_up_T2F, const Tensor& out_TF,
+                      const Tensor& d_out_TF, const Tensor& gate_up_T2F) override {
     STRETTO_CHECK(d_out_TF.rows == gate_up_T2F.rows && 2 * d_out_TF.cols == gate_up_T2F.cols);
-    STRETTO_CHECK(SameShape(d_gate_up_T2F, gate_up_T2F) && IsF32(d_gate_up_T2F));
+    STRETTO_CHECK(SameShape(d_gate_up_T2F, gate_up_T2F) && IsFloat(d_gate_up_T2F));
     STRETTO_CHECK(IsF32(d_out_TF) && IsFloat(gate_up_T2F));
-    cpu::SwiGluBackwardRows(kernels_, pool_, d_gate_up_T2F, d_out_TF, gate_up_T2F);
+    STRETTO_CHECK(!out_TF || (SameShape(out_TF, d_out_TF) && IsFloat(out_TF)));
+    cpu::SwiGluBackwardRows(kernels_, pool_, d_gate_up_T2F, out_TF, d_out_TF, gate_up_T2F);
   }
 
   // --- attention
@@ -378,20 +381,23 @@ class CpuDevice final : public Device, public LendsThreads {
   // --- vocabulary
   // ---------------------------------------------------------------------------------
   void LogProbs(Stream&, const Tensor& logprobs_T, const Tensor& entropy_T, const Tensor& logits_TV,
-                const Tensor& targets_T, float temperature) override {
+                const Tensor& targets_T, float temperature, const Tensor& stats_T3) override {
     STRETTO_CHECK(IsF32(logits_TV) && IsF32(logprobs_T) && IsInt(targets_T, logits_TV.rows));
     STRETTO_CHECK(logprobs_T.size() == logits_TV.rows && temperature > 0);
-    STRETTO_CHECK(!entropy_T || (IsF32(entropy_T) && entropy_T.size() == logits_TV.rows));
-    cpu::ComputeLogProbs(kernels_, pool_, logprobs_T, entropy_T, logits_TV, targets_T, temperature);
+    STRETTO_CHECK(IsRowOrAbsent(entropy_T, logits_TV.rows));
+    STRETTO_CHECK(!stats_T3 || IsStats(stats_T3, logits_TV.rows));
+    cpu::ComputeLogProbs(kernels_, pool_,
+                         {logprobs_T, entropy_T, logits_TV, targets_T, temperature, stats_T3});
   }
-  void LogProbsBackward(Stream&, const Tensor& logits_TV, const Tensor& d_logprobs_T,
-                        const Tensor& d_entropy_T, const Tensor& targets_T,
-                        float temperature) override {
-    STRETTO_CHECK(IsF32(logits_TV) && IsF32(d_logprobs_T) && IsInt(targets_T, logits_TV.rows));
-    STRETTO_CHECK(d_logprobs_T.size() == logits_TV.rows && temperature > 0);
-    STRETTO_CHECK(!d_entropy_T || (IsF32(d_entropy_T) && d_entropy_T.size() == logits_TV.rows));
-    cpu::ComputeLogProbsBackward(kernels_, pool_, logits_TV, d_logprobs_T, d_entropy_T, targets_T,
-                                 temperature);
+  void LogProbsBackward(Stream&, const LogitsGradient& args) override {
+    const int64_t rows = args.logits_TV.rows;
+    STRETTO_CHECK(IsF32(args.logits_TV) && IsF32(args.d_logprobs_T) && IsInt(args.targets_T, rows));
+    STRETTO_CHECK(args.d_logprobs_T.size() == rows && args.temperature > 0);
+    STRETTO_CHECK(IsRowOrAbsent(args.d_entropy_T, rows));
+    STRETTO_CHECK(SameShape(args.d_logits_TV, args.logits_TV) && IsFloat(args.d_logits_TV) &&
+                  args.d_logits_TV.handle == args.logits_TV.handle);
+    STRETTO_CHECK(!args.stats_T3 || IsStats(args.stats_T3, rows));
+    cpu::ComputeLogProbsBackward(kernels_, pool_, args);
   }
   void VocabularyMax(Stream&, const Tensor& max_T, const Tensor& logits_TV,
                      float temperature) override {
@@ -410,7 +416,7 @@ class CpuDevice final : public Device, public LendsThreads {
                           const Tensor& sums_T3) override {
     STRETTO_CHECK(IsF32(sums_T3) && sums_T3.cols == 3 && logprobs_T.size() == sums_T3.rows);
     STRETTO_CHECK(IsF32(logprobs_T));
-    STRETTO_CHECK(!entropy_T || (IsF32(entropy_T) && entropy_T.size() == sums_T3.rows));
+    STRETTO_CHECK(IsRowOrAbsent(entropy_T, sums_T3.rows));
     cpu::ComputeVocabularyLogProbs(kernels_, logprobs_T, entropy_T, sums_T3);
   }
   void VocabularyBackward(Stream&, const VocabularyGradient& args) override {
@@ -419,8 +425,7 @@ class CpuDevice final : public Device, public LendsThreads {
     STRETTO_CHECK(IsF32(args.sums_T3) && args.sums_T3.rows == rows && args.sums_T3.cols == 3);
     STRETTO_CHECK(IsInt(args.targets_T, rows) && IsF32(args.d_logprobs_T));
     STRETTO_CHECK(args.d_logprobs_T.size() == rows && args.temperature > 0);
-    STRETTO_CHECK(!args.d_entropy_T ||
-                  (IsF32(args.d_entropy_T) && args.d_entropy_T.size() == rows));
+    STRETTO_CHECK(IsRowOrAbsent(args.d_entropy_T, rows));
     cpu::ComputeVocabularyBackward(kernels_, pool_, args);
   }
   void Sample(Stream&, const Tensor& logits_BV, absl::Span<const SamplingRow> rows,

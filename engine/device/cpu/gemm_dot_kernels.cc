@@ -158,6 +158,8 @@ STRETTO_DOT uint16_t Interleave(uint32_t* out, const uint16_t* rows, ptrdiff_t r
   for (; i + 16 <= k / 2; i += 16) {
     __m512i v[16];
     for (int r = 0; r < 16; ++r) {
+      // Rows are too short for the processor to see where their lines go: those of the next tile.
+      if (r < num_rows) __builtin_prefetch(rows + (num_rows + r) * row_stride + 2 * i);
       v[r] = r < num_rows ? Load(rows + r * row_stride + 2 * i) : _mm512_setzero_si512();
       smallest = Smallest(smallest, v[r]);
       v[r] = _mm512_rol_epi32(v[r], 16);

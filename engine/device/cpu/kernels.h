@@ -190,8 +190,9 @@ struct RowKernels {
   void (*rope)(Sink x, const float* cos, const float* sin, int64_t num_heads, int64_t half,
                bool inverse) = nullptr;
   void (*swiglu)(Sink dst, Source gate, Source up, int64_t n) = nullptr;
-  void (*swiglu_backward)(float* d_gate, float* d_up, const float* d_out, Source gate, Source up,
-                          int64_t n) = nullptr;
+  // `out` as swiglu, unless its data is nullptr. d_gate and d_up are of one type.
+  void (*swiglu_backward)(Sink d_gate, Sink d_up, Sink out, const float* d_out, Source gate,
+                          Source up, int64_t n) = nullptr;
   void (*adamw)(Sink weights, float* master, float* m, float* v, const float* grad, int64_t n,
                 const AdamWParams& p) = nullptr;
 };
@@ -211,10 +212,11 @@ struct SoftmaxKernels {
   float (*max)(const float* x, int64_t n, float inv_temperature) = nullptr;
   // sums[0] = Σ e, sums[1] = Σ e·z with z = x · inv_temperature − max and e = exp(z).
   void (*sums)(float* sums, const float* x, int64_t n, float inv_temperature, float max) = nullptr;
-  // x[j] = inv_temperature · (d_logprob · ([j = target] − p_j) − d_entropy · p_j · (log p_j + H));
-  // outside of [0, n), the target is in another part of the vocabulary.
-  void (*log_probs_backward)(float* x, int64_t n, float inv_temperature, const SoftmaxStats& stats,
-                             int64_t target, float d_logprob, float d_entropy) = nullptr;
+  // d[j] = inv_temperature · (d_logprob · ([j = target] − p_j) − d_entropy · p_j · (log p_j + H));
+  // outside of [0, n), the target is in another part of the vocabulary. d may begin where x does.
+  void (*log_probs_backward)(Sink d, const float* x, int64_t n, float inv_temperature,
+                             const SoftmaxStats& stats, int64_t target, float d_logprob,
+                             float d_entropy) = nullptr;
   // e[j] = exp(x[j] · inv_temperature − max), and for every kSumBlock elements their sum (16
   // partial sums and the tree).
   void (*exponentials)(float* e, float* block_sums, const float* x, int64_t n,

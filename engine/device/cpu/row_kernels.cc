@@ -137,19 +137,42 @@ void SwiGlu(Sink dst, Source gate, Source up, int64_t n) {
   }
 }
 
+struct GatedGradient {
+  F16 d_gate, d_up, out;
+};
 // With s = sigmoid(g): d_up = d·g·s, d_gate = d·up·s·(1 + g·(1 − s)).
 template <bool kFma>
-void SwiGluBackward(float* d_gate, float* d_up, const float* d_out, Source gate, Source up,
-                    int64_t n) {
+HWY_INLINE GatedGradient GatedSiluBackward(const F16& d, const F16& gate, const F16& up) {
   const F16 one = Set16(1.0f);
-  for (int64_t i = 0; i < n; i += 16) {
-    const F16 g = LoadUpTo16(gate, i, n);
-    const F16 s = Sigmoid<kFma>(g);
-    const F16 d = LoadUpTo16(d_out, i, n);
-    const F16 u = LoadUpTo16(up, i, n);
-    const F16 slope = Mul16(s, MultiplyAdd16<kFma>(g, Sub16(one, s), one));
-    StoreUpTo16(Mul16(d, Mul16(g, s)), d_up, i, n);
-    StoreUpTo16(Mul16(Mul16(d, u), slope), d_gate, i, n);
+  const F16 s = Sigmoid<kFma>(gate);
+  const F16 slope = Mul16(s, MultiplyAdd16<kFma>(gate, Sub16(one, s), one));
+  const F16 silu = Mul16(gate, s);
+  return {Mul16(Mul16(d, up), slope), Mul16(d, silu), Mul16(silu, up)};
+}
+
+template <bool kFma>
+void SwiGluBackward(Sink d_gate, Sink d_up, Sink out, const float* d_out, Source gate, Source up,
+                    int64_t n) {
+  int64_t i = 0;
+  if (d_gate.bf16 && gate.bf16 && out.data != nullptr && out.bf16) {
+    // Without questions inside, as above.
+    for (; i + 32 <= n; i += 32) {
+      for (int64_t j = i; j < i + 32; j += 16) {
+        const GatedGradient g =
+            GatedSiluBackward<kFma>(Load16(d_out + j), Load16(Source{gate.data, true}, j),
+                                    Load16(Source{up.data, true}, j));
+        Store16(g.d_gate, Sink{d_gate.data, true}, j);
+        Store16(g.d_up, Sink{d_up.data, true}, j);
+        Store16(g.out, Sink{out.data, true}, j);
+      }
+    }
+  }
+  for (; i < n; i += 16) {
+    const GatedGradient g = GatedSiluBackward<kFma>(LoadUpTo16(d_out, i, n), LoadUpTo16(gate, i, n),
+                                                    LoadUpTo16(up, i, n));
+    StoreUpTo16(g.d_gate, d_gate, i, n);
+    StoreUpTo16(g.d_up, d_up, i, n);
+    if (out.data != nullptr) StoreUpTo16(g.out, out, i, n);
   }
 }
 

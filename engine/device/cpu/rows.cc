@@ -162,12 +162,12 @@ void SwiGluRows(const Kernels& kernels, ThreadPool& pool, const Tensor& out,
 }
 
 void SwiGluBackwardRows(const Kernels& kernels, ThreadPool& pool, const Tensor& d_gate_up,
-                        const Tensor& d_out, const Tensor& gate_up) {
+                        const Tensor& out, const Tensor& d_out, const Tensor& gate_up) {
   const int64_t n = d_out.cols;
   ForRows(pool, d_out, [&](int64_t t) {
-    float* d = MutableF32Row(d_gate_up, t);
-    kernels.row->swiglu_backward(d, d + n, F32Row(d_out, t), RowOf(gate_up, t),
-                                 RowOf(gate_up, t) + n, n);
+    const Sink d = MutableRowOf(d_gate_up, t);
+    kernels.row->swiglu_backward(d, d + n, out ? MutableRowOf(out, t) : Sink{}, F32Row(d_out, t),
+                                 RowOf(gate_up, t), RowOf(gate_up, t) + n, n);
   });
 }
 }  // namespace stretto::engine::cpu

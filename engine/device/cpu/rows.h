@@ -40,5 +40,5 @@ void RopeRows(const Kernels& kernels, ThreadPool& pool, const RopeArgs& args);
 
 void SwiGluRows(const Kernels& kernels, ThreadPool& pool, const Tensor& out, const Tensor& gate_up);
 void SwiGluBackwardRows(const Kernels& kernels, ThreadPool& pool, const Tensor& d_gate_up,
-                        const Tensor& d_out, const Tensor& gate_up);
+                        const Tensor& out, const Tensor& d_out, const Tensor& gate_up);
 }  // namespace stretto::engine::cpu

@@ -172,16 +172,35 @@ HWY_INLINE F16 RoundToBf16(const F16& x) {
   return r;
 }
 
-// The binary tree over the 16 partial sums.
-HWY_INLINE float SumTree(const F16& partials) {
-  HWY_ALIGN float p[16];
-  Store16(partials, p);
-  for (int half = 8; half >= 1; half /= 2) {
-    for (int i = 0; i < half; ++i) p[i] += p[i + half];
+// The binary tree over the 16 partial sums, in a vector as long as it has several lanes.
+template <class DN, class VN>
+HWY_INLINE float SumHalves(DN d, VN v) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (hn::MaxLanes(DN()) > 1) {
+    const hn::Half<DN> half;
+    return SumHalves(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
   }
-  return p[0];
+#endif
+  static_cast<void>(d);
+  return hn::GetLane(v);
 }
+HWY_INLINE float SumTree(const F16& partials) {
+  F16 p = partials;
+  for (int half = kVectors / 2; half >= 1; half /= 2) {
+    for (int i = 0; i < half; ++i) p.v[i] = hn::Add(p.v[i], p.v[i + half]);
+  }
+  return SumHalves(D(), p.v[0]);
+}
+// NaN where any element is one; of zeros of both signs the first.
 HWY_INLINE float MaxOf(const F16& partials) {
+  V largest = partials.v[0];
+  auto all_numbers = hn::Eq(partials.v[0], partials.v[0]);
+  for (int i = 1; i < kVectors; ++i) {
+    largest = hn::Max(largest, partials.v[i]);
+    all_numbers = hn::And(all_numbers, hn::Eq(partials.v[i], partials.v[i]));
+  }
+  const float of_numbers = hn::GetLane(hn::MaxOfLanes(D(), largest));
+  if (hn::AllTrue(D(), all_numbers) && of_numbers != 0.0f) return of_numbers;
   HWY_ALIGN float p[16];
   Store16(partials, p);
   float m = p[0];

@@ -66,8 +66,8 @@ SoftmaxStats Stats(const float* x, int64_t n, float inv_temperature, bool entrop
 }
 
 template <bool kFma>
-void LogProbsBackward(float* x, int64_t n, float inv_temperature, const SoftmaxStats& stats,
-                      int64_t target, float d_logprob, float d_entropy) {
+void LogProbsBackward(Sink d, const float* x, int64_t n, float inv_temperature,
+                      const SoftmaxStats& stats, int64_t target, float d_logprob, float d_entropy) {
   const F16 factor = Set16(inv_temperature), max = Set16(stats.max);
   const F16 log_sum = Set16(stats.log_sum), entropy = Set16(stats.entropy);
   const F16 d_lp = Set16(d_logprob), d_h = Set16(d_entropy);
@@ -82,9 +82,15 @@ void LogProbsBackward(float* x, int64_t n, float inv_temperature, const SoftmaxS
       }
       slope = MultiplyAdd16<kFma>(d_h, Add16(log_p, entropy), d_lp);
     }
-    StoreUpTo16(Mul16(Sub16(Set16(0.0f), Mul16(p, slope)), factor), x, i, n);
+    F16 gradient = Mul16(Sub16(Set16(0.0f), Mul16(p, slope)), factor);
+    if (target >= i && target < i + 16) {
+      HWY_ALIGN float lanes[16];
+      Store16(gradient, lanes);
+      lanes[target - i] += d_logprob * inv_temperature;
+      gradient = Load16(lanes);
+    }
+    StoreUpTo16(gradient, d, i, n);
   }
-  if (target >= 0 && target < n) x[target] += d_logprob * inv_temperature;
 }
 
 template <bool kFma>
@@ -112,12 +118,14 @@ float Log(float x) {
 // Lanes of the block at i that lie in [begin, end) keep x; the others become minus infinity.
 HWY_INLINE F16 MaskRange(const F16& x, int64_t i, int64_t begin, int64_t end) {
   if (i >= begin && i + 16 <= end) return x;
-  HWY_ALIGN float v[16];
-  Store16(x, v);
-  for (int64_t j = 0; j < 16; ++j) {
-    if (i + j < begin || i + j >= end) v[j] = kMinusInfinity;
+  const auto first = Set(static_cast<float>(begin - i)), last = Set(static_cast<float>(end - i));
+  F16 r;
+  for (int j = 0; j < kVectors; ++j) {
+    const V at = hn::Iota(D(), static_cast<float>(j * kLanes));
+    const auto inside = hn::And(hn::Ge(at, first), hn::Lt(at, last));
+    r.v[j] = hn::IfThenElse(inside, x.v[j], Set(kMinusInfinity));
   }
-  return Load16(v);
+  return r;
 }
 
 template <bool kFma>

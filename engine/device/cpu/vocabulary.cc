@@ -144,32 +144,41 @@ std::vector<int32_t> Keep(const SamplingRow& row, const Exponentials& x, const f
 }
 }  // namespace
 
-void ComputeLogProbs(const Kernels& kernels, ThreadPool& pool, const Tensor& logprobs_T,
-                     const Tensor& entropy_T, const Tensor& logits_TV, const Tensor& targets_T,
-                     float temperature) {
-  const float inv = 1.0f / temperature;
-  float* logprobs = MutableF32Row(logprobs_T, 0);
-  pool.ParallelFor(logits_TV.rows, [&](int64_t t) {
-    const float* logits = F32Row(logits_TV, t);
+void ComputeLogProbs(const Kernels& kernels, ThreadPool& pool, const LogProbsArgs& args) {
+  const float inv = 1.0f / args.temperature;
+  const int64_t n = args.logits_TV.cols;
+  float* logprobs = MutableF32Row(args.logprobs_T, 0);
+  pool.ParallelFor(args.logits_TV.rows, [&](int64_t t) {
+    const float* logits = F32Row(args.logits_TV, t);
     const SoftmaxStats stats =
-        kernels.softmax->stats(logits, logits_TV.cols, inv, static_cast<bool>(entropy_T));
-    logprobs[t] = LogProb(stats, logits[Target(targets_T, t, logits_TV.cols)], inv);
-    if (entropy_T) MutableF32Row(entropy_T, 0)[t] = stats.entropy;
+        kernels.softmax->stats(logits, n, inv, static_cast<bool>(args.entropy_T));
+    logprobs[t] = LogProb(stats, logits[Target(args.targets_T, t, n)], inv);
+    if (args.entropy_T) MutableF32Row(args.entropy_T, 0)[t] = stats.entropy;
+    if (!args.stats_T3) return;
+    float* kept = MutableF32Row(args.stats_T3, t);
+    kept[0] = stats.max;
+    kept[1] = stats.log_sum;
+    kept[2] = stats.entropy;
   });
 }
 
-void ComputeLogProbsBackward(const Kernels& kernels, ThreadPool& pool, const Tensor& logits_TV,
-                             const Tensor& d_logprobs_T, const Tensor& d_entropy_T,
-                             const Tensor& targets_T, float temperature) {
-  const float inv = 1.0f / temperature;
-  pool.ParallelFor(logits_TV.rows, [&](int64_t t) {
-    float* logits = MutableF32Row(logits_TV, t);
-    const float d_entropy = d_entropy_T ? F32Row(d_entropy_T, 0)[t] : 0.0f;
-    const SoftmaxStats stats =
-        kernels.softmax->stats(logits, logits_TV.cols, inv, d_entropy != 0.0f);
-    kernels.softmax->log_probs_backward(logits, logits_TV.cols, inv, stats,
-                                        Target(targets_T, t, logits_TV.cols),
-                                        F32Row(d_logprobs_T, 0)[t], d_entropy);
+void ComputeLogProbsBackward(const Kernels& kernels, ThreadPool& pool,
+                             const Device::LogitsGradient& args) {
+  const float inv = 1.0f / args.temperature;
+  const int64_t n = args.logits_TV.cols;
+  pool.ParallelFor(args.logits_TV.rows, [&](int64_t t) {
+    const float* logits = F32Row(args.logits_TV, t);
+    const float d_entropy = args.d_entropy_T ? F32Row(args.d_entropy_T, 0)[t] : 0.0f;
+    SoftmaxStats stats;
+    if (args.stats_T3) {
+      const float* kept = F32Row(args.stats_T3, t);
+      stats = {kept[0], kept[1], kept[2]};
+    } else {
+      stats = kernels.softmax->stats(logits, n, inv, d_entropy != 0.0f);
+    }
+    kernels.softmax->log_probs_backward(MutableRowOf(args.d_logits_TV, t), logits, n, inv, stats,
+                                        Target(args.targets_T, t, n),
+                                        F32Row(args.d_logprobs_T, 0)[t], d_entropy);
   });
 }
 

@@ -7,12 +7,14 @@
 #include "engine/device/device.h"
 
 namespace stretto::engine::cpu {
-void ComputeLogProbs(const Kernels& kernels, ThreadPool& pool, const Tensor& logprobs_T,
-                     const Tensor& entropy_T, const Tensor& logits_TV, const Tensor& targets_T,
-                     float temperature);
-void ComputeLogProbsBackward(const Kernels& kernels, ThreadPool& pool, const Tensor& logits_TV,
-                             const Tensor& d_logprobs_T, const Tensor& d_entropy_T,
-                             const Tensor& targets_T, float temperature);
+struct LogProbsArgs {
+  Tensor logprobs_T, entropy_T, logits_TV, targets_T;
+  float temperature;
+  Tensor stats_T3;
+};
+void ComputeLogProbs(const Kernels& kernels, ThreadPool& pool, const LogProbsArgs& args);
+void ComputeLogProbsBackward(const Kernels& kernels, ThreadPool& pool,
+                             const Device::LogitsGradient& args);
 
 // One token from n logits. Untruncated: the cumulative distribution is the sums of 1024
 // exponentials each (in the fixed order of a row) added in order in double, then the exponentials

@@ -47,7 +47,8 @@ void ComputeVocabularyBackward(const Kernels& kernels, ThreadPool& pool,
     const float d_entropy = args.d_entropy_T ? F32Row(args.d_entropy_T, 0)[t] : 0.0f;
     float* x = MutableF32Row(args.logits_TV, t);
     const int64_t target = Ints(args.targets_T)[t] - args.first_id;
-    kernels.softmax->log_probs_backward(x, n, inv, stats, target, d_logprob, d_entropy);
+    kernels.softmax->log_probs_backward(Sink{x, false}, x, n, inv, stats, target, d_logprob,
+                                        d_entropy);
   });
 }
 }  // namespace stretto::engine::cpu

@@ -295,9 +295,10 @@ class ReferenceDevice final : public Device {
       StoreRow(out_TF, t, out);
     }
   }
-  void SwiGluBackward(Stream&, const Tensor& d_gate_up_T2F, const Tensor& d_out_TF,
-                      const Tensor& gate_up_T2F) override {
+  void SwiGluBackward(Stream& stream, const Tensor& d_gate_up_T2F, const Tensor& out_TF,
+                      const Tensor& d_out_TF, const Tensor& gate_up_T2F) override {
     const int64_t F = d_out_TF.cols;
+    if (out_TF) SwiGlu(stream, out_TF, gate_up_T2F);
     CheckSameShape(d_gate_up_T2F, gate_up_T2F);
     STRETTO_CHECK(gate_up_T2F.cols == 2 * F && gate_up_T2F.rows == d_out_TF.rows);
     for (int64_t t = 0; t < d_out_TF.rows; ++t) {
@@ -355,14 +356,10 @@ class ReferenceDevice final : public Device {
   }
 
   void LogProbs(Stream&, const Tensor& logprobs_T, const Tensor& entropy_T, const Tensor& logits_TV,
-                const Tensor& targets_T, float temperature) override {
-    LogProbsForward(logprobs_T, entropy_T, logits_TV, targets_T, temperature);
+                const Tensor& targets_T, float temperature, const Tensor& stats_T3) override {
+    LogProbsForward(logprobs_T, entropy_T, logits_TV, targets_T, temperature, stats_T3);
   }
-  void LogProbsBackward(Stream&, const Tensor& logits_TV, const Tensor& d_logprobs_T,
-                        const Tensor& d_entropy_T, const Tensor& targets_T,
-                        float temperature) override {
-    LogProbsGradient(logits_TV, d_logprobs_T, d_entropy_T, targets_T, temperature);
-  }
+  void LogProbsBackward(Stream&, const LogitsGradient& args) override { LogProbsGradient(args); }
   void VocabularyMax(Stream&, const Tensor& max_T, const Tensor& logits_TV,
                      float temperature) override {
     VocabularyMaxOf(max_T, logits_TV, temperature);

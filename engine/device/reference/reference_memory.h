@@ -140,9 +140,8 @@ void PagedForward(const Chain& chain, const ReferenceKvCache& cache, const Paged
 void PackedForward(const Chain& chain, const PackedAttention& args);
 void PackedBackward(const PackedAttentionBackward& args);
 void LogProbsForward(const Tensor& logprobs_T, const Tensor& entropy_T, const Tensor& logits_TV,
-                     const Tensor& targets_T, float temperature);
-void LogProbsGradient(const Tensor& logits_TV, const Tensor& d_logprobs_T,
-                      const Tensor& d_entropy_T, const Tensor& targets_T, float temperature);
+                     const Tensor& targets_T, float temperature, const Tensor& stats_T3);
+void LogProbsGradient(const Device::LogitsGradient& args);
 void VocabularyMaxOf(const Tensor& max_T, const Tensor& logits_TV, float temperature);
 void VocabularySumsOf(const Tensor& sums_T3, const Tensor& logits_TV, const Tensor& max_T,
                       const Tensor& targets_T, int64_t first_id, float temperature);

@@ -9,12 +9,12 @@ namespace {
 // z = logits / temperature, less its maximum; e = exp(z); their sum and its logarithm.
 struct Softmax {
   Row z, e;
-  float sum = 0, log_sum = 0;
+  float max = 0, sum = 0, log_sum = 0;
 
   Softmax(Row logits, float temperature) : z(std::move(logits)) {
     const float inverse = 1.0f / temperature;
     for (float& x : z) x *= inverse;
-    const float max = *std::max_element(z.begin(), z.end());
+    max = *std::max_element(z.begin(), z.end());
     e.resize(z.size());
     for (size_t i = 0; i < z.size(); ++i) {
       z[i] -= max;
@@ -84,36 +84,38 @@ Sampled SampleRow(const Row& logits, const SamplingRow& row) {
 }  // namespace
 
 void LogProbsForward(const Tensor& logprobs_T, const Tensor& entropy_T, const Tensor& logits_TV,
-                     const Tensor& targets_T, float temperature) {
+                     const Tensor& targets_T, float temperature, const Tensor& stats_T3) {
   const auto targets = LoadInts(targets_T);
   STRETTO_CHECK(static_cast<int64_t>(targets.size()) == logits_TV.rows);
   STRETTO_CHECK(logprobs_T.size() == logits_TV.rows);
   for (int64_t t = 0; t < logits_TV.rows; ++t) {
     const Softmax softmax(LoadRow(logits_TV, t), temperature);
     Address<float>(logprobs_T)[t] = softmax.LogProb(targets[t]);
-    if (entropy_T) Address<float>(entropy_T)[t] = softmax.Entropy();
+    const float entropy = entropy_T ? softmax.Entropy() : 0.0f;
+    if (entropy_T) Address<float>(entropy_T)[t] = entropy;
+    if (stats_T3) StoreRow(stats_T3, t, {softmax.max, softmax.log_sum, entropy});
   }
 }
 
 // With p = softmax(z), z = logits / temperature and H its entropy:
 //   d logprob / d z_i = [i = target] − p_i;   d H / d z_i = −p_i (log p_i + H).
-void LogProbsGradient(const Tensor& logits_TV, const Tensor& d_logprobs_T,
-                      const Tensor& d_entropy_T, const Tensor& targets_T, float temperature) {
-  const auto targets = LoadInts(targets_T);
-  const Row d_logprobs = LoadAll(d_logprobs_T);
-  for (int64_t t = 0; t < logits_TV.rows; ++t) {
-    const Softmax softmax(LoadRow(logits_TV, t), temperature);
-    const float d_entropy = d_entropy_T ? Address<float>(d_entropy_T)[t] : 0.0f;
-    const float entropy = d_entropy_T ? softmax.Entropy() : 0.0f;
-    Row d_logits(logits_TV.cols);
-    for (int64_t i = 0; i < logits_TV.cols; ++i) {
+// Finds the statistics again, whether it is given them or not.
+void LogProbsGradient(const Device::LogitsGradient& args) {
+  const auto targets = LoadInts(args.targets_T);
+  const Row d_logprobs = LoadAll(args.d_logprobs_T);
+  for (int64_t t = 0; t < args.logits_TV.rows; ++t) {
+    const Softmax softmax(LoadRow(args.logits_TV, t), args.temperature);
+    const float d_entropy = args.d_entropy_T ? Address<float>(args.d_entropy_T)[t] : 0.0f;
+    const float entropy = args.d_entropy_T ? softmax.Entropy() : 0.0f;
+    Row d_logits(args.logits_TV.cols);
+    for (int64_t i = 0; i < args.logits_TV.cols; ++i) {
       const float p = softmax.e[i] / softmax.sum;
       const float hit = i == targets[t] ? 1.0f : 0.0f;
       float d_z = d_logprobs[t] * (hit - p);
       if (d_entropy != 0.0f) d_z -= d_entropy * p * (softmax.LogProb(i) + entropy);
-      d_logits[i] = d_z / temperature;
+      d_logits[i] = d_z / args.temperature;
     }
-    StoreRow(logits_TV, t, d_logits);
+    StoreRow(args.d_logits_TV, t, d_logits);
   }
 }
 
