@@ -100,6 +100,7 @@ void EngineImpl::FindPromptLogprobs(const StepPlan& plan, const LiveWeights& liv
         entry.logprob = logprobs[r];
         if (num_top > 0 && std::isfinite(entry.logprob)) {
           entry.top = sampler_->TopLogprobs(*stream_, logits_RV.Rows(r, 1), temperature, num_top);
+          entry.rank = sampler_->RankInLast(completion->tokens[begin + 1 + r]);
         }
       }
     }

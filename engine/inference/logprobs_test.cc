@@ -136,7 +136,12 @@ TEST_CASE("a prompt's log-probs are the scorer's: chunked, on a cache hit, preem
         CHECK(Result::Same(LogprobsOf(again[r.id].prompt), expected));
         if (r.sampling.top_logprobs == 0) continue;
         for (size_t i = 0; i + 1 < ids.size(); ++i) {
-          CheckTop(reported[r.id].prompt[i].top, 3, ids[i + 1], expected[i]);
+          const PromptLogprob& entry = reported[r.id].prompt[i];
+          CheckTop(entry.top, 3, ids[i + 1], expected[i]);
+          int32_t place = 1;
+          while (place <= 3 && entry.top[place - 1].token != ids[i + 1]) ++place;
+          CHECK((place <= 3 ? entry.rank == place : entry.rank > 3));
+          CHECK(entry.rank <= model.transformer->config().vocab_size);
         }
       }
       CHECK(engine->stats().blocks_used == 0);

@@ -26,6 +26,7 @@ struct TokenLogprob {
 // Of a prompt's token, given those before it: as Event::logprob and Event::top_logprobs.
 struct PromptLogprob {
   float logprob = 0;
+  int32_t rank = 0;  // 1 of the likeliest; of equals the smaller id's comes first. 0: no top asked
   std::vector<TokenLogprob> top;
 };
 

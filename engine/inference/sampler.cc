@@ -184,4 +184,13 @@ std::vector<TokenLogprob> Sampler::TopLogprobs(Stream& stream, const Tensor& log
   for (size_t k = 0; k < top.size(); ++k) top[k] = {order_[k], logprobs[k]};
   return top;
 }
+
+int32_t Sampler::RankInLast(int32_t token) const {
+  const float logit = host_V_[static_cast<size_t>(token)];
+  int32_t rank = 1;
+  for (int32_t id = 0; id < static_cast<int32_t>(host_V_.size()); ++id) {
+    rank += host_V_[id] > logit || (host_V_[id] == logit && id < token) ? 1 : 0;
+  }
+  return rank;
+}
 }  // namespace stretto::engine

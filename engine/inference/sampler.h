@@ -47,6 +47,8 @@ class Sampler {
   // id), with log-probs that have the bits of `logprob` above. Blocking.
   std::vector<TokenLogprob> TopLogprobs(Stream& stream, const Tensor& logits_1V, float temperature,
                                         int32_t count);
+  // The place of a token in that order, from 1 on, in the row of the last TopLogprobs.
+  int32_t RankInLast(int32_t token) const;
 
  private:
   Sampler(Device& device, int64_t vocab_size, std::vector<int32_t> eos_ids)

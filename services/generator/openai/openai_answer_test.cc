@@ -122,7 +122,7 @@ TEST_CASE("an echoed prompt with its log-probs") {
   request.top_logprobs = 1;
   OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
   SampleUpdate update = End(Tokens(0, {50}, "z"), engine::FinishReason::kLength);
-  update.prompt_logprobs = {{-1.0f, {{7, -0.25f}}}, {-2.0f, {{42, -2.0f}}}};
+  update.prompt_logprobs = {{-1.0f, 2, {{7, -0.25f}}}, {-2.0f, 1, {{42, -2.0f}}}};
   writer.Add(0, update);
   const Json choice = Json::parse(writer.Whole())["choices"][0];
   CHECK(choice["text"] == "abc");
@@ -140,7 +140,7 @@ TEST_CASE("a prompt's log-probs by themselves, as vLLM writes them") {
   request.prompt_logprobs = 1;
   SampleUpdate update = End(Tokens(0, {50}, "z"), engine::FinishReason::kStop);
   update.stop_id = 50;
-  update.prompt_logprobs = {{-1.0f, {{7, -0.25f}, {8, -0.5f}}}, {-2.0f, {{42, -2.0f}}}};
+  update.prompt_logprobs = {{-1.0f, 9, {{7, -0.25f}, {8, -0.5f}}}, {-2.0f, 1, {{42, -2.0f}}}};
   for (const bool chat : {false, true}) {
     request.chat = chat;
     OpenAiWriter writer(request, Prompts().tokenizer(), {.id = "x", .model = "m"});
@@ -153,7 +153,7 @@ TEST_CASE("a prompt's log-probs by themselves, as vLLM writes them") {
     CHECK(logprobs[0].is_null());
     CHECK(logprobs[1].size() == 2);
     CHECK(logprobs[1]["41"]["logprob"] == -1.0);
-    CHECK(logprobs[1]["41"]["rank"].is_null());
+    CHECK(logprobs[1]["41"]["rank"] == 9);
     CHECK(logprobs[1]["7"]["rank"] == 1);
     CHECK(logprobs[2] == Json{{"42",
                                {{"logprob", -2.0},
@@ -179,7 +179,7 @@ TEST_CASE("choices that repeat a prompt's log-probs are written one by one") {
   for (int i = 0; i < 499; ++i) {
     std::vector<engine::TokenLogprob> top;
     for (int32_t id = 40; id < 60; ++id) top.push_back({id, -0.5F});
-    first.prompt_logprobs.push_back({-1.5F, std::move(top)});
+    first.prompt_logprobs.push_back({-1.5F, 1, std::move(top)});
   }
   writer.Add(0, first);
   for (size_t i = 1; i < 64; ++i) {

@@ -347,8 +347,9 @@ engine::SamplingParams SamplingOf(const OpenAiRequest& request, size_t index,
     // None left is an error that the engine tells.
     sampling.max_tokens = static_cast<int32_t>(std::clamp<int64_t>(left, 0, sampling.max_tokens));
   }
-  sampling.top_logprobs =
-      std::max({request.logprobs ? request.top_logprobs : 0, request.prompt_logprobs, 0});
+  // Ranks come with the likeliest, of which one at least is asked for.
+  const int of_prompt = request.prompt_logprobs < 0 ? 0 : std::max(1, request.prompt_logprobs);
+  sampling.top_logprobs = std::max(request.logprobs ? request.top_logprobs : 0, of_prompt);
   return sampling;
 }
 

@@ -196,19 +196,18 @@ std::string OpenAiWriter::Logprobs(size_t choice) {
   return text + "}";
 }
 
-// As vLLM: by the tokens' ids, the first token's is null. How many tokens are likelier than one
-// that isn't among the likeliest isn't counted: its rank is null.
+// As vLLM: by the tokens' ids, the first token's is null.
 std::string OpenAiWriter::PromptLogprobs(size_t prompt) const {
   const std::vector<int32_t>& ids = request_.prompts[prompt];
   const std::vector<engine::PromptLogprob>& known = prompt_logprobs_[prompt];
   std::string text = "[null";
   for (size_t i = 0; i < std::min(known.size(), ids.size() - 1); ++i) {
     Json entry = Json::object();
-    const auto add = [&](int32_t id, float logprob, const Json& rank) {
+    const auto add = [&](int32_t id, float logprob, size_t rank) {
       entry[absl::StrCat(id)] = {
           {"logprob", logprob}, {"rank", rank}, {"decoded_token", TokenString(id)}};
     };
-    add(ids[i + 1], known[i].logprob, nullptr);
+    add(ids[i + 1], known[i].logprob, static_cast<size_t>(known[i].rank));
     const std::vector<engine::TokenLogprob>& top = known[i].top;
     for (size_t k = 0; k < std::min(top.size(), static_cast<size_t>(request_.prompt_logprobs));
          ++k) {
