@@ -90,17 +90,19 @@ TEST_CASE("linear layers and their gradients") {
 // A chain of fused multiply-adds, or of products and sums, is what device.h promises: to the bit.
 TEST_CASE("products are the stated chains") {
   STRETTO_CONFORMANCE_CASE(c);
-  const Host x = Random(rng, 9, 77, c.dtype), w = Random(rng, 21, 77, c.dtype);
+  // The larger weight is packed past the caches.
+  const auto [num_out, num_in] = GENERATE(table<int64_t, int64_t>({{21, 77}, {539, 550}}));
+  const Host x = Random(rng, 9, num_in, c.dtype), w = Random(rng, num_out, num_in, c.dtype);
   auto packed = lab->Pack(lab.stream(), {lab.Put(w, c.dtype)});
   REQUIRE_OK(packed);
-  Tensor y = lab.New(9, 21, DType::kF32);
+  Tensor y = lab.New(9, num_out, DType::kF32);
   lab->Linear(lab.stream(), y, lab.Put(x, c.dtype), **packed, Tensor{});
   const bool fused = lab->Profile(c.dtype).instruction_set == "fma";
-  Host want(9, 21);
+  Host want(9, num_out);
   for (int64_t m = 0; m < 9; ++m) {
-    for (int64_t n = 0; n < 21; ++n) {
+    for (int64_t n = 0; n < num_out; ++n) {
       float sum = 0;
-      for (int64_t k = 0; k < 77; ++k) {
+      for (int64_t k = 0; k < num_in; ++k) {
         const float product = x(m, k) * w(n, k);
         sum = fused ? std::fma(x(m, k), w(n, k), sum) : sum + product;
       }

@@ -52,10 +52,10 @@ struct DotKernels {
   int max_rows = 1;
   // That a tile of so many rows computes at once.
   int (*panels_at_once)(int rows) = nullptr;
-  // W_NK rows (row n at src + n·row_stride) into one panel; columns ≥ n zero, k even. Returns the
-  // smallest value, as above.
-  uint16_t (*pack)(uint32_t* panel, const uint16_t* src, ptrdiff_t row_stride, int64_t k,
-                   int64_t n) = nullptr;
+  // W_NK rows (row n at src + n·row_stride) into one panel; columns ≥ n zero, k even. past_caches:
+  // of a panel that will not be read soon. Returns the smallest value, as above.
+  uint16_t (*pack)(uint32_t* panel, const uint16_t* src, ptrdiff_t row_stride, int64_t k, int64_t n,
+                   bool past_caches) = nullptr;
   // Rows of A as words [k / 2][num_rows], k even. Returns the smallest value, as above.
   uint16_t (*interleave)(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride, int num_rows,
                          int64_t k) = nullptr;

@@ -180,7 +180,34 @@ STRETTO_DOT uint16_t Interleave(uint32_t* out, const uint16_t* rows, ptrdiff_t r
   return least;
 }
 
-uint16_t Pack(uint32_t* panel, const uint16_t* src, ptrdiff_t row_stride, int64_t k, int64_t n) {
+// Interleave of kPanel rows into lines of memory that are not fetched before they are written.
+STRETTO_DOT uint16_t InterleavePast(uint32_t* out, const uint16_t* rows, ptrdiff_t row_stride,
+                                    int64_t k) {
+  const int64_t whole = k / 32 * 32;
+  __m512i smallest = NoneSmallest();
+  for (int64_t i = 0; i < whole / 2; i += 16) {
+    __m512i v[16];
+    for (int r = 0; r < 16; ++r) {
+      v[r] = Load(rows + r * row_stride + 2 * i);
+      smallest = Smallest(smallest, v[r]);
+      v[r] = _mm512_rol_epi32(v[r], 16);
+    }
+    Transpose16(v);
+    for (int w = 0; w < 16; ++w) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(out + (i + w) * kPanel), v[w]);
+    }
+  }
+  _mm_sfence();
+  const uint16_t least = LeastOfHalves(smallest);
+  if (whole == k) return least;
+  return std::min(
+      least, Interleave(out + whole / 2 * kPanel, rows + whole, row_stride, kPanel, k - whole));
+}
+
+uint16_t Pack(uint32_t* panel, const uint16_t* src, ptrdiff_t row_stride, int64_t k, int64_t n,
+              bool past_caches) {
+  const bool is_aligned = reinterpret_cast<uintptr_t>(panel) % kLineBytes == 0;
+  if (n == kPanel && past_caches && is_aligned) return InterleavePast(panel, src, row_stride, k);
   if (n == kPanel) return Interleave(panel, src, row_stride, kPanel, k);
   uint16_t least = kNoneSmall;
   for (int64_t i = 0; i < k / 2; ++i) {

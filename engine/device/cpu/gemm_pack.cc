@@ -9,6 +9,8 @@
 
 namespace stretto::engine::cpu {
 namespace {
+constexpr size_t kPastCaches = size_t{512} << 10;
+
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
@@ -39,7 +41,7 @@ class PanelPacker {
     if (!b_.pairs) return kernels_.gemm->pack_transposed(to, rows, row_stride, b_.k, num_rows);
     const uint16_t least =
         kernels_.dot->pack(static_cast<uint32_t*>(to.data), static_cast<const uint16_t*>(rows.data),
-                           row_stride, b_.k, num_rows);
+                           row_stride, b_.k, num_rows, past_caches_);
     uint16_t before = least_.load(std::memory_order_relaxed);
     while (least < before && !least_.compare_exchange_weak(before, least)) {
     }
@@ -49,6 +51,8 @@ class PanelPacker {
  private:
   const Kernels& kernels_;
   const PanelMatrix& b_;
+  // What is this large has left the caches before it is read.
+  const bool past_caches_ = static_cast<size_t>(b_.n * b_.k) * sizeof(uint16_t) >= kPastCaches;
   std::atomic<uint16_t> least_{kNoneSmall};
 };
 }  // namespace

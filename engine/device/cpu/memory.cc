@@ -32,14 +32,31 @@ void* SystemAllocate(size_t rounded) {
 BlockAllocator::~BlockAllocator() {
   for (const auto& [size, p] : free_) std::free(p);
   for (const auto& [p, slab] : slabs_) std::free(p);
+  for (char* p : spare_slabs_) std::free(p);
+}
+
+void BlockAllocator::OpenSlab() {
+  if (spare_slabs_.empty()) {
+    open_slab_ = static_cast<char*>(SystemAllocate(kSlabBytes));
+  } else {
+    open_slab_ = spare_slabs_.back();
+    spare_slabs_.pop_back();
+  }
+  if (open_slab_ != nullptr) slabs_[open_slab_] = {};
+}
+
+// What is not needed soon makes room.
+void BlockAllocator::KeepOrFree(char* slab) {
+  spare_slabs_.push_back(slab);
+  for (; spare_slabs_.size() > slabs_.size(); spare_slabs_.pop_back()) {
+    std::free(spare_slabs_.back());
+  }
 }
 
 void* BlockAllocator::AllocateFromSlab(size_t rounded) {
   if (open_slab_ == nullptr || slabs_[open_slab_].used + rounded > kSlabBytes) {
-    auto* p = static_cast<char*>(SystemAllocate(kSlabBytes));
-    if (p == nullptr) return nullptr;
-    slabs_[p] = {};
-    open_slab_ = p;
+    OpenSlab();
+    if (open_slab_ == nullptr) return nullptr;
   }
   Slab& slab = slabs_[open_slab_];
   char* p = open_slab_ + slab.used;
@@ -59,8 +76,9 @@ bool BlockAllocator::FreeToSlab(void* p, size_t rounded) {
   if (--slab.num_blocks > 0) return true;
   slab.used = 0;
   if (begin != open_slab_) {
-    std::free(begin);
+    char* emptied = begin;
     slabs_.erase(it);
+    KeepOrFree(emptied);
   }
   return true;
 }
@@ -68,6 +86,11 @@ bool BlockAllocator::FreeToSlab(void* p, size_t rounded) {
 size_t BlockAllocator::num_slabs() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return slabs_.size();
+}
+
+size_t BlockAllocator::num_spare_slabs() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return spare_slabs_.size();
 }
 
 void* BlockAllocator::Allocate(size_t bytes) {

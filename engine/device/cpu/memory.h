@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace stretto::engine::cpu {
 // Thread-safe.
@@ -21,16 +22,21 @@ class BlockAllocator {
   // nullptr when the system has no memory. Contents undefined.
   void* Allocate(size_t bytes);
   void Free(void* p, size_t bytes);
-  // Slabs that are held, each 32 MiB.
+  // Slabs that blocks lie in, each 32 MiB; and those that are kept for the next blocks, at most as
+  // many.
   size_t num_slabs() const;
+  size_t num_spare_slabs() const;
 
  private:
   // Huge pages that blocks smaller than one are cut from, front to back. Memory comes back when all
-  // blocks of a slab have been freed, so that whole sets, a version's weights, leave none behind.
+  // blocks of a slab have been freed, so that whole sets, a version's weights, leave none behind
+  // but what the next version takes.
   struct Slab {
     size_t used = 0, num_blocks = 0;
   };
   void* AllocateFromSlab(size_t rounded);
+  void OpenSlab();
+  void KeepOrFree(char* slab);
   // Whether p was a slab's.
   bool FreeToSlab(void* p, size_t rounded);
 
@@ -40,6 +46,7 @@ class BlockAllocator {
   size_t free_bytes_ = 0;
   std::map<char*, Slab> slabs_;
   char* open_slab_ = nullptr;  // the one that is cut from
+  std::vector<char*> spare_slabs_;
 };
 
 // Uses of scratch memory that may be alive at the same time in one thread.

@@ -50,9 +50,10 @@ TEST_CASE("blocks of every size are apart, aligned, and come back") {
     allocator.Free(b.data, b.bytes);
   }
   CHECK(allocator.num_slabs() <= 1);
+  CHECK(allocator.num_spare_slabs() <= 1);
 }
 
-TEST_CASE("a set of blocks that replaces another leaves no slabs behind") {
+TEST_CASE("a set of blocks that replaces another leaves no slabs behind but for the next set") {
   BlockAllocator allocator;
   constexpr size_t kBytes = size_t{1} << 20;
   std::vector<void*> old;
@@ -66,8 +67,16 @@ TEST_CASE("a set of blocks that replaces another leaves no slabs behind") {
     for (void* p : old) allocator.Free(p, kBytes);
     old = blocks;
     most = std::max(most, allocator.num_slabs());
+    REQUIRE(allocator.num_spare_slabs() <= allocator.num_slabs());
   }
   CHECK(most <= 5);
+  // The next set is written where the one before the last was.
+  const size_t num_spare = allocator.num_spare_slabs();
+  CHECK(num_spare > 0);
+  std::vector<void*> next;
+  for (int i = 0; i < 100; ++i) next.push_back(allocator.Allocate(kBytes));
+  CHECK(allocator.num_spare_slabs() < num_spare);
+  for (void* p : next) allocator.Free(p, kBytes);
   for (void* p : old) allocator.Free(p, kBytes);
   CHECK(allocator.num_slabs() <= 1);
 }
