@@ -218,9 +218,10 @@ absl::Status ApplyChangeBits(absl::Span<const uint16_t> base, absl::Span<const u
 
 // The fastest way that is not much larger than the smallest, from a part of all elements.
 Mode ChooseMode(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next) {
-  constexpr size_t kRun = 64, kEvery = 16;
+  constexpr size_t kRun = 64, kEvery = 16, kMostRuns = 256;
+  const size_t stride = std::max(kRun * kEvery, base.size() / kMostRuns);
   size_t seen = 0, changed = 0, by_one = 0;
-  for (size_t begin = 0; begin < base.size(); begin += kRun * kEvery) {
+  for (size_t begin = 0; begin < base.size(); begin += stride) {
     const size_t end = std::min(begin + kRun, base.size());
     for (size_t i = begin; i < end; ++i) {
       if (base[i] == next[i]) continue;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,7 +19,7 @@ constexpr size_t kPiece = 4096;  // elements
 constexpr size_t kMaxGroups = kPiece / kGroup;
 constexpr int kMaxWindowLog = 7;  // of groups: a piece
 static_assert(kMaxGroups == 1 << kMaxWindowLog);
-constexpr size_t kCountEvery = 16;  // pieces of kCountRun elements of which one is counted
+constexpr size_t kCountEvery = 64;  // pieces of kCountRun elements of which one is counted
 constexpr size_t kCountRun = 256;
 
 absl::Status Corrupt(absl::string_view what) {
@@ -123,8 +122,8 @@ class Walk {
 
 // What is known of a piece before its changes are.
 struct Scan {
-  void Of(const Plan& plan, absl::Span<const uint16_t> piece) {
-    num_dense = ScanGroups(plan.hazards, piece, sums.data(), dense_places.data());
+  void Of(const Plan& plan, absl::Span<const uint16_t> piece, uint16_t* copy = nullptr) {
+    num_dense = ScanGroups(plan.hazards, piece, sums.data(), dense_places.data(), copy);
   }
   absl::Span<const uint32_t> dense() const { return {dense_places.data(), num_dense}; }
 
@@ -139,7 +138,7 @@ using Counts = std::array<uint64_t, 256>;
 // Of a part of all elements, scaled to all.
 Counts EstimateCounts(absl::Span<const uint16_t> elements) {
   Counts counts = {};
-  const bool all = elements.size() < kCountRun * kCountEvery * 16;
+  const bool all = elements.size() < kCountRun * kCountEvery * 4;
   const size_t stride = all ? kCountRun : kCountRun * kCountEvery;
   uint64_t seen = 0;
   for (size_t begin = 0; begin < elements.size(); begin += stride) {
@@ -282,8 +281,7 @@ class GridDecoder {
   absl::Status Run(uint64_t count) {
     for (size_t begin = 0; begin < base_.size(); begin += kPiece) {
       const absl::Span<const uint16_t> piece = base_.subspan(begin, kPiece);
-      std::memcpy(out_.data() + begin, piece.data(), piece.size() * sizeof(uint16_t));
-      scan_.Of(plan_, piece);
+      scan_.Of(plan_, piece, out_.data() + begin);
       if (scan_.num_dense > 0) Dense(begin, piece);
       Sparse(begin, piece);
       if (off_grid_) return Corrupt("a step leads off the grid");

@@ -134,7 +134,12 @@ TEST_CASE("sums of hazards, dense elements and changes agree with one element af
       expected_changed.push_back({i, weights[i], other[i]});
     }
     dense.resize(weights.size());
-    dense.resize(ScanGroups(hazards, weights, sums.data(), dense.data()));
+    Weights copy(weights.size());
+    const size_t num_dense = ScanGroups(hazards, weights, sums.data(), dense.data(), copy.data());
+    CHECK(copy == weights);
+    CHECK(sums == expected_sums);
+    CHECK(ScanGroups(hazards, weights, sums.data(), dense.data()) == num_dense);
+    dense.resize(num_dense);
     CHECK(sums == expected_sums);
     CHECK(dense == expected_dense);
     FindChanges(weights, other, changed);

@@ -30,8 +30,10 @@ size_t FindChanges(const uint16_t* base, const uint16_t* next, size_t n, size_t 
   return Places(n, begin, places, [&](size_t i) { return base[i] != next[i]; });
 }
 
-size_t ScanGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums, uint32_t* dense) {
+size_t ScanGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums, uint32_t* dense,
+                  uint16_t* copy) {
   for (size_t i = 0; i < n; ++i) {
+    if (copy != nullptr) copy[i] = p[i];
     if (i % kGroup == 0) sums[i / kGroup] = 0;
     sums[i / kGroup] += h.Of(p[i]);
   }
@@ -84,15 +86,17 @@ size_t FindChanges(const uint16_t* base, const uint16_t* next, size_t n, size_t 
 }
 
 // The classes of 2·kLanes elements, one a byte, in no particular order.
-HWY_INLINE VB Classes(VB first, const uint16_t* p) {
+HWY_INLINE VB Classes(VB first, hn::Vec<DW> a, hn::Vec<DW> b) {
   const DW d;
-  const auto low = hn::And(hn::ShiftRight<7>(hn::LoadU(d, p)), hn::Set(d, 0x00ff));
-  const auto high = hn::And(hn::ShiftLeft<1>(hn::LoadU(d, p + kLanes)), hn::Set(d, 0xff00));
+  const auto low = hn::And(hn::ShiftRight<7>(a), hn::Set(d, 0x00ff));
+  const auto high = hn::And(hn::ShiftLeft<1>(b), hn::Set(d, 0xff00));
   const VB exponents = hn::BitCast(DB(), hn::Or(low, high));
   return hn::Min(hn::SaturatedSub(exponents, first), hn::Set(DB(), uint8_t{kNumClasses - 1}));
 }
 
-size_t ScanGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums, uint32_t* dense) {
+template <bool kCopy>
+size_t Scan(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums, uint32_t* dense,
+            uint16_t* copy) {
   const DW d;
   const hn::Repartition<uint64_t, DW> d64;
   const VB first = hn::Set(DB(), h.first_exponent), is_dense = hn::LoadDup128(DB(), h.dense.data());
@@ -102,7 +106,12 @@ size_t ScanGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums,
   for (; i + kGroup <= n; i += kGroup) {
     auto sum = hn::Zero(d64);
     for (size_t j = i; j < i + kGroup; j += 2 * kLanes) {
-      const VB classes = Classes(first, p + j);
+      const auto a = hn::LoadU(d, p + j), b = hn::LoadU(d, p + j + kLanes);
+      if (kCopy) {
+        hn::StoreU(a, d, copy + j);
+        hn::StoreU(b, d, copy + j + kLanes);
+      }
+      const VB classes = Classes(first, a, b);
       const auto low = hn::SumsOf8(hn::TableLookupBytes(low_bytes, classes));
       const auto high = hn::SumsOf8(hn::TableLookupBytes(high_bytes, classes));
       sum = hn::Add(sum, hn::Add(low, hn::ShiftLeft<8>(high)));
@@ -118,10 +127,17 @@ size_t ScanGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums,
   if (i == n) return count;
   uint32_t& last = sums[i / kGroup] = 0;
   for (; i < n; ++i) {
+    if (kCopy) copy[i] = p[i];
     last += h.Of(p[i]);
     if (h.dense[h.ClassOf(p[i])] != 0) dense[count++] = static_cast<uint32_t>(i);
   }
   return count;
+}
+
+size_t ScanGroups(const Hazards& h, const uint16_t* p, size_t n, uint32_t* sums, uint32_t* dense,
+                  uint16_t* copy) {
+  return copy != nullptr ? Scan<true>(h, p, n, sums, dense, copy)
+                         : Scan<false>(h, p, n, sums, dense, copy);
 }
 #endif
 }  // namespace HWY_NAMESPACE
@@ -166,8 +182,9 @@ void FindChanges(absl::Span<const uint16_t> base, absl::Span<const uint16_t> nex
 }
 
 size_t ScanGroups(const Hazards& hazards, absl::Span<const uint16_t> elements, uint32_t* sums,
-                  uint32_t* dense) {
-  return HWY_DYNAMIC_DISPATCH(ScanGroups)(hazards, elements.data(), elements.size(), sums, dense);
+                  uint32_t* dense, uint16_t* copy) {
+  return HWY_DYNAMIC_DISPATCH(ScanGroups)(hazards, elements.data(), elements.size(), sums, dense,
+                                          copy);
 }
 }  // namespace stretto::engine
 #endif  // HWY_ONCE

@@ -54,8 +54,9 @@ void FindChanges(absl::Span<const uint16_t> base, absl::Span<const uint16_t> nex
                  std::vector<GridChange>& changes);
 
 // The hazards of each kGroup elements (the last may be fewer), added up; and the places of dense
-// elements in `dense`, which has room for all of them: their number.
+// elements in `dense`, which has room for all of them: their number. Copies the elements to `copy`,
+// if it isn't null, on the way.
 inline constexpr size_t kGroup = 32;
 size_t ScanGroups(const Hazards& hazards, absl::Span<const uint16_t> elements, uint32_t* sums,
-                  uint32_t* dense);
+                  uint32_t* dense, uint16_t* copy = nullptr);
 }  // namespace stretto::engine
