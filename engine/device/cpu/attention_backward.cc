@@ -3,14 +3,20 @@
 //   d_s_j = p_j (dp_j − Σ_i p_i dp_i) · scale,  d_q = Σ_j d_s_j k_j,  d_k_j += d_s_j q,  d_v_j +=
 //   p_j d_out.
 //
+// Where queries and keys are bf16, their products take the instructions of gemm_dot.h, if there are
+// any.
+//
 // A task is one tree of segments (a root and all that continue it) and one kv head; inside it
 // segments and queries go in order, so no gradient depends on threads. d_k and d_v of a segment's
 // context are one chain over its queries and are then added to the rows, segment by segment.
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <vector>
 
 #include "base/check.h"
 #include "engine/device/cpu/attention.h"
+#include "engine/device/cpu/gemm_dot.h"
 
 namespace stretto::engine::cpu {
 namespace {
@@ -27,6 +33,9 @@ class SegmentGradient {
     heads_ = shape_.num_heads / shape_.num_kv_heads;
     c_ = shape_.head_dim;
     padded_c_ = RoundUp(c_);
+    const auto is_bf16 = [](const Tensor& t) { return t.dtype == DType::kBF16; };
+    pairs_ = kernels.dot != nullptr && c_ % 2 == 0 && heads_ <= kernels.dot->max_rows &&
+             is_bf16(args.forward.q) && is_bf16(args.forward.k);
   }
 
   void Compute(int64_t segment) {
@@ -62,7 +71,7 @@ class SegmentGradient {
   // One piece of scratch memory cut into the arrays of this segment.
   void Reserve() {
     const int64_t q = kRowsAtOnce * heads_, l = padded_l_, p = padded_c_;
-    const int64_t total = 2 * l * c_ + 4 * l * p + 2 * q * l + 2 * q * c_ + 3 * q * p + q + 64;
+    const int64_t total = 2 * l * c_ + 4 * l * p + 2 * q * l + 4 * q * c_ + 3 * q * p + q + 64;
     float* next = FloatScratch(ScratchUse::kScores, static_cast<size_t>(total));
     const auto take = [&next](int64_t n) {
       float* mine = next;
@@ -79,6 +88,8 @@ class SegmentGradient {
     d_scores_ = take(q * l);
     q_ = take(q * c_);
     d_out_ = take(q * c_);
+    narrow_q_ = reinterpret_cast<uint16_t*>(take(q * c_));
+    q_tiles_ = take(q * c_);
     q_panels_ = take(q * p);
     d_out_panels_ = take(q * p);
     d_q_ = take(q * p);
@@ -96,7 +107,7 @@ class SegmentGradient {
       for (int64_t j = 0; j < l; ++j) {
         kernels_.row->convert(Sink{gathered_ + j * c_, false}, HeadOf(from, context_rows_[j]), c_);
       }
-      for (int64_t j = 0; j < l; j += kPanel) {
+      for (int64_t j = 0; j < l && !(which == 0 && pairs_); j += kPanel) {
         kernels_.gemm->pack_transposed(Sink{by_token + j * c_, false},
                                        Source{gathered_ + j * c_, false}, c_, c_,
                                        std::min<int64_t>(kPanel, l - j));
@@ -106,8 +117,26 @@ class SegmentGradient {
                                    Source{gathered_, false}, c_, l, c_);
       }
     }
+    if (pairs_) PackKeys();
     std::fill(d_k_, d_k_ + padded_l_ * padded_c_, 0.0f);
     std::fill(d_v_, d_v_ + padded_l_ * padded_c_, 0.0f);
+  }
+
+  // Keys with tokens in the lanes, as words of two c.
+  void PackKeys() {
+    const int64_t l = static_cast<int64_t>(context_rows_.size());
+    auto* narrow = reinterpret_cast<uint16_t*>(gathered_);
+    for (int64_t j = 0; j < l; ++j) {
+      std::memcpy(narrow + j * c_, HeadOf(args_.forward.k, context_rows_[j]).data,
+                  static_cast<size_t>(c_) * sizeof(uint16_t));
+    }
+    least_key_ = kNoneSmall;
+    auto* words = reinterpret_cast<uint32_t*>(keys_by_token_);
+    for (int64_t j = 0; j < l; j += kPanel) {
+      const uint16_t least = kernels_.dot->pack(words + j * c_ / 2, narrow + j * c_, c_, c_,
+                                                std::min<int64_t>(kPanel, l - j));
+      least_key_ = std::min(least_key_, least);
+    }
   }
 
   // c[rows × 16·panels] (+)= a · panels, over as many register tiles as it takes.
@@ -139,6 +168,31 @@ class SegmentGradient {
     Product(t, queries);
   }
 
+  // scores[Q × visible] = q · (words of keys): in f32 for tiles where words would show in the bits.
+  void ScoresOfPairs(int64_t queries, int64_t visible) {
+    const RowTiles tiles(queries, kernels_.dot->max_rows);
+    std::array<bool, kRowsAtOnce> dots;
+    STRETTO_CHECK(tiles.count <= kRowsAtOnce);
+    for (int64_t i = 0; i < tiles.count; ++i) {
+      const int64_t begin = tiles.Begin(i) * c_;
+      const uint16_t least = kernels_.dot->interleave(reinterpret_cast<uint32_t*>(q_tiles_ + begin),
+                                                      narrow_q_ + begin, c_, tiles.Size(i), c_);
+      dots[i] = SameBitsAsChain(least, least_key_);
+      if (dots[i]) continue;
+      kernels_.gemm->interleave(Source{q_ + begin, false}, c_, tiles.Size(i), c_, q_tiles_ + begin);
+    }
+    Tile t;
+    t.a = q_tiles_;
+    t.a_k_major = true;
+    t.k = c_;
+    t.panels = Source{keys_by_token_, true};
+    t.panel_stride = c_ * kPanel;
+    t.num_panels = visible / kPanel;
+    t.c = scores_;
+    t.c_stride = padded_l_;
+    kernels_.dot->row_tiles(t, tiles, PanelsAhead{}, dots.data());
+  }
+
   // d[visible × P] += scoresᵀ · panels of Q rows
   void ContextProduct(const float* scores, const float* panels, float* d, int64_t queries,
                       int64_t visible) const {
@@ -161,6 +215,10 @@ class SegmentGradient {
       const int64_t width = heads_ * c_;
       kernels_.row->convert(Sink{q_ + i * width, false},
                             RowOf(args_.forward.q, row + i) + g_ * width, width);
+      if (pairs_) {
+        std::memcpy(narrow_q_ + i * width, (RowOf(args_.forward.q, row + i) + g_ * width).data,
+                    static_cast<size_t>(width) * sizeof(uint16_t));
+      }
       kernels_.row->convert(Sink{d_out_ + i * width, false},
                             RowOf(args_.d_out, row + i) + g_ * width, width);
     }
@@ -176,7 +234,11 @@ class SegmentGradient {
     LoadQueries(row, num_rows);
     const int64_t queries = num_rows * heads_;
     const int64_t visible = RoundUp(position + num_rows);
-    TokenProduct(q_, keys_by_token_, scores_, queries, visible);
+    if (pairs_) {
+      ScoresOfPairs(queries, visible);
+    } else {
+      TokenProduct(q_, keys_by_token_, scores_, queries, visible);
+    }
     TokenProduct(d_out_, values_by_token_, d_scores_, queries, visible);
     for (int64_t i = 0; i < queries; ++i) {
       float* s = scores_ + i * padded_l_;
@@ -220,11 +282,15 @@ class SegmentGradient {
   const Kernels& kernels_;
   const PackedAttentionBackward& args_;
   const AttentionShape& shape_;
+  bool pairs_ = false;      // keys_by_token_ are words
+  uint16_t least_key_ = 0;  // of gemm_dot.h
   int64_t g_, heads_ = 0, c_ = 0, padded_c_ = 0, padded_l_ = 0, start_ = 0;
   std::vector<int64_t> context_rows_;
   float *keys_by_token_ = nullptr, *values_by_token_ = nullptr, *key_panels_ = nullptr;
   float *gathered_ = nullptr, *d_k_ = nullptr, *d_v_ = nullptr;
   float *scores_ = nullptr, *d_scores_ = nullptr, *q_ = nullptr, *d_out_ = nullptr;
+  uint16_t* narrow_q_ = nullptr;
+  float* q_tiles_ = nullptr;
   float *q_panels_ = nullptr, *d_out_panels_ = nullptr, *d_q_ = nullptr, *sums_ = nullptr;
 };
 }  // namespace
