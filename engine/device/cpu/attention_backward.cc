@@ -134,7 +134,8 @@ class SegmentGradient {
     auto* words = reinterpret_cast<uint32_t*>(keys_by_token_);
     for (int64_t j = 0; j < l; j += kPanel) {
       const uint16_t least = kernels_.dot->pack(words + j * c_ / 2, narrow + j * c_, c_, c_,
-                                                std::min<int64_t>(kPanel, l - j));
+                                                std::min<int64_t>(kPanel, l - j),
+                                                /*past_caches=*/false);
       least_key_ = std::min(least_key_, least);
     }
   }
