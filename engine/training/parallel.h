@@ -38,8 +38,9 @@ struct ParallelOptions {
   // ddp, zero1: bytes of gradients or weights in one collective.
   int64_t bucket_bytes = 25 << 20;
   // fsdp: layers whose weights are gathered at once, the one being computed included; 1 gathers
-  // nothing ahead.
-  int64_t max_gathered_layers = 2;
+  // nothing ahead. More than 2 use the time in which the head is computed, when there are no
+  // gradients to send yet.
+  int64_t max_gathered_layers = 4;
   // Ranks that share each copy of the model (tensor and sequence parallelism): they divide the
   // group. L of K sums, a part of the numeric profile: 1 for a model that isn't divided, else a
   // multiple of tensor_parallel.

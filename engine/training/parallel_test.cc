@@ -384,13 +384,18 @@ TEST_CASE("bytes held and bytes sent are those of the formulas") {
               static_cast<double>(s.memory.weights + s.memory.gradients + s.memory.optimizer);
           CHECK(own <= 1.05 * expected);
           held += own / n;
-          // Windows: two layers and both ends, of gradients and under fsdp of weights too.
+          // Windows: both ends and two layers of gradients, and under fsdp as many layers of
+          // weights as are gathered at once.
           if (options.parallel.streams_gradients()) {
             const ShardMap map(ParameterLayout(config), n);
-            const auto units = static_cast<double>(
-                2 * map.largest_layer() + map.units().front().size() + map.units().back().size());
+            const int64_t ends = map.units().front().size() + map.units().back().size();
+            const auto windows = [&](int64_t layers) {
+              return static_cast<double>(layers * map.largest_layer() + ends);
+            };
+            const int64_t gathered =
+                std::min(options.parallel.max_gathered_layers, config.num_layers);
             CHECK(static_cast<double>(s.memory.windows) ==
-                  units * (G + (kind == DataParallel::kFsdp ? W : 0)));
+                  G * windows(2) + (kind == DataParallel::kFsdp ? W * windows(gathered) : 0));
           }
           sent += static_cast<double>(s.reduced.bytes_sent + s.scattered.bytes_sent +
                                       s.gathered.bytes_sent);
