@@ -206,7 +206,12 @@ void Coordinator::Turn(std::deque<std::function<void()>> events) {
   if (const absl::Status status = journal_->Commit(sync_journal_); !status.ok()) {
     if (ended_ns_ < 0) FailOnJournal();
   } else {
+    // Trainers wait for nothing else that is begun in this turn.
     for (const Command& command : commands) {
+      if (const auto* step = std::get_if<TakeStep>(&command)) Do(*step);
+    }
+    for (const Command& command : commands) {
+      if (std::holds_alternative<TakeStep>(command)) continue;
       std::visit([this](const auto& c) { Do(c); }, command);
     }
   }
