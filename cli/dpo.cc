@@ -193,12 +193,10 @@ absl::Status Dpo(DpoFlags flags) {
   std::vector<TrainGroup> pairs;
   int64_t micro_batch_tokens = engine::TrainerOptions().micro_batch_tokens;
   RETURN_IF_ERROR(ReadExamples(flags.common.data, [&](const std::string& line) {
-    auto pair = EncodePair(*prompts, flags.common, line);
-    if (pair.ok()) {
-      micro_batch_tokens = std::max(micro_batch_tokens, NumTokens(*pair));
-      pairs.push_back(*std::move(pair));
-    }
-    return pair.status();
+    ASSIGN_OR_RETURN(auto pair, EncodePair(*prompts, flags.common, line));
+    micro_batch_tokens = std::max(micro_batch_tokens, NumTokens(pair));
+    pairs.push_back(std::move(pair));
+    return absl::OkStatus();
   }));
   ASSIGN_OR_RETURN(const auto device, engine::CreateDevice({.num_threads = flags.common.threads}));
   ASSIGN_OR_RETURN(const auto trainer,
