@@ -1,11 +1,17 @@
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <functional>
+#include <new>
 #include <set>
+#include <system_error>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/files.h"
+#include "base/last_words.h"
 #include "base/philox.h"
 #include "base/testing.h"
 
@@ -97,6 +103,51 @@ TEST_CASE("file errors name the path and the reason") {
     REQUIRE_OK(full);
     CHECK((*full)->Append(AsBytes("x")).code() == absl::StatusCode::kResourceExhausted);
   }
+}
+
+// The exit code of a child that does this, and what it said.
+std::pair<int, std::string> EndOf(const std::function<void()>& body) {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    InstallLastWords("program", 7);
+    body();
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string said;
+  char piece[512];
+  for (ssize_t got; (got = read(ends[0], piece, sizeof(piece))) > 0;) said.append(piece, got);
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, said};
+}
+
+TEST_CASE("a process that can't go on says why") {
+  const testing::TempDir dir;
+  const std::string path = dir.File("model");
+  REQUIRE_OK(Files::Real().WriteAtomically(path, std::string(20000, 'x')));
+  const auto shrunk = EndOf([&] {
+    const auto file = MappedFile::Open(path);
+    if (!file.ok() || truncate(path.c_str(), 100) != 0) _exit(1);
+    const volatile uint8_t* last = (*file)->bytes().data() + 19999;
+    (void)*last;
+  });
+  CHECK(shrunk.first == 7);
+  CHECK(shrunk.second.find("program: " + path + ": became shorter") == 0);
+  const auto hungry = EndOf([] { std::thread([] { throw std::bad_alloc(); }).join(); });
+  CHECK(hungry.first == 1);
+  CHECK(hungry.second.find("program: there is no memory left") == 0);
+  const auto crowded = EndOf([] {
+    std::thread([] {
+      throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+    }).join();
+  });
+  CHECK(crowded.first == 1);
+  CHECK(crowded.second.find("program: no more threads can be started") == 0);
 }
 
 TEST_CASE("the monotonic clock moves") {

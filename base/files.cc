@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/last_words.h"
 #include "base/status.h"
 
 namespace stretto {
@@ -181,12 +182,16 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::st
     }
   }
   ::close(fd);
-  return std::shared_ptr<const MappedFile>(
+  std::shared_ptr<const MappedFile> file(
       new MappedFile(path, static_cast<const uint8_t*>(data), size));
+  if (data != nullptr) NoteMapping(data, size, file->path_.c_str());
+  return file;
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), size_);
+  if (data_ == nullptr) return;
+  ForgetMapping(data_);
+  ::munmap(const_cast<uint8_t*>(data_), size_);
 }
 
 absl::Status Files::WriteAtomically(const std::string& path, absl::string_view content) {

@@ -56,10 +56,12 @@ absl::StatusOr<std::string> ReadContent(const Json& json, const std::string& nam
 absl::Status CheckFields(const Json& json, const std::string& name) {
   for (const auto& [key, value] : json.items()) {
     if (key == "role" || key == "content" || key == "name" || value.is_null()) continue;
+    // What OpenAI's answers carry comes back in the next request's messages.
+    if ((key == "tool_calls" || key == "annotations") && value == Json::array()) continue;
     if (key == "tool_calls") {
-      if (value == Json::array()) continue;
       return Fault(name, "tool_calls", "isn't empty: tools aren't supported");
     }
+    if (key == "annotations") return Fault(name, "annotations", "isn't empty: not supported");
     if (key == "refusal") return Fault(name, "refusal", "isn't supported");
     return Fault(name, Printable(key, 64).c_str(),
                  "isn't known: expected `role` and `content`, and nothing else but `name`");

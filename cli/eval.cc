@@ -67,7 +67,12 @@ absl::StatusOr<RunConfig> SettingsOf(const EvalFlags& flags) {
   RunConfig run;
   if (!flags.run_file.empty() || !flags.run_dir.empty()) {
     const std::string file = flags.run_file.empty() ? RunFileOf(flags.run_dir) : flags.run_file;
-    ASSIGN_OR_RETURN(run, LoadRunConfig(file, flags.overrides));
+    // The file's own model needn't be there.
+    std::vector<std::string> overrides = flags.overrides;
+    if (!flags.model.empty()) {
+      overrides.push_back(absl::StrCat("model.path=", nlohmann::json(flags.model).dump()));
+    }
+    ASSIGN_OR_RETURN(run, LoadRunConfig(file, overrides));
   } else if (!flags.overrides.empty()) {
     return absl::InvalidArgumentError("--set changes a run file's keys: give a run file, or --run");
   } else {

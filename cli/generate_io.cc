@@ -113,6 +113,12 @@ absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path, std::FI
   return prompts;
 }
 
+namespace {
+std::string Shown(const char* field, const Json& value) {
+  return Json{{field, value}}.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+}  // namespace
+
 absl::StatusOr<PromptInput> ParsePrompt(const Prompt& prompt, bool raw, bool other_fields) {
   const absl::string_view begin = absl::StripLeadingAsciiWhitespace(prompt.text);
   PromptInput input;
@@ -124,6 +130,8 @@ absl::StatusOr<PromptInput> ParsePrompt(const Prompt& prompt, bool raw, bool oth
       ASSIGN_OR_RETURN(input.ids, ReadIds((*object)["prompt_ids"]));
     } else {
       input.line = prompt.text;
+      const char* field = HasField(*object, "prompt") ? "prompt" : "messages";
+      input.shown = Shown(field, (*object)[field]);
     }
     return input;
   }
@@ -135,6 +143,7 @@ absl::StatusOr<PromptInput> ParsePrompt(const Prompt& prompt, bool raw, bool oth
         json.is_array() ? "; if it is token ids, write {\"prompt_ids\": [...]}" : ""));
   }
   const std::string text = json.is_string() ? json.get<std::string>() : prompt.text;
+  input.shown = Shown("prompt", text);
   if (raw) {
     input.raw = text;
     return input;
@@ -153,12 +162,12 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const LocalModel& model,
 
 std::string ToJson(const CompletionLine& line, const LocalCompletion& completion) {
   Json json{{"index", line.index},
-            {"prompt", line.prompt},
             {"prompt_ids", line.prompt_ids},
             {"completion_ids", completion.ids},
             {"logprobs", completion.logprobs},
             {"finish_reason", std::string(engine::Name(completion.reason))},
             {"text", completion.text}};
+  json.update(Json::parse(line.shown));
   if (line.num_samples > 1) json["sample"] = line.sample;
   for (const auto& alternatives : completion.top_logprobs) {
     Json list = Json::array();

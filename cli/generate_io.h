@@ -24,6 +24,7 @@ struct PromptInput {
   std::optional<std::string> raw;           // text as it is, special tokens in it parsed
   std::optional<std::string> line;          // a JSON object with `prompt` or `messages`
   std::optional<std::vector<int32_t>> ids;  // tokens as they are
+  std::string shown = "{}";  // as a JSON object: `prompt`, the text, or `messages`; nothing of ids
 };
 // A prompt is a JSON object (a dataset line, or one with `prompt_ids`), a JSON string, or plain
 // text; with `raw` all but a JSON string is text. Without it, what begins as an object has to be
@@ -37,7 +38,7 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const LocalModel& model,
 // told where there are several.
 struct CompletionLine {
   size_t index = 0;
-  std::string prompt;
+  std::string shown;  // PromptInput's
   std::vector<int32_t> prompt_ids;
   int32_t sample = 0, num_samples = 1;
 };

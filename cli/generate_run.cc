@@ -173,8 +173,9 @@ void RemarkOnSpeculation(const engine::SpeculationStats& stats, std::FILE* remar
 class Printer {
  public:
   Printer(const GenerateOptions& options, const std::vector<Prompt>& prompts,
-          const std::vector<std::vector<int32_t>>& ids, std::FILE* out)
-      : options_(options), prompts_(prompts), ids_(ids), out_(out) {
+          const std::vector<PromptInput>& inputs, const std::vector<std::vector<int32_t>>& ids,
+          std::FILE* out)
+      : options_(options), prompts_(prompts), inputs_(inputs), ids_(ids), out_(out) {
     stream_ = prompts.size() == 1 && options.num_samples == 1 && !options.json;
     done_.resize(prompts.size() * static_cast<size_t>(options.num_samples));
   }
@@ -209,7 +210,7 @@ class Printer {
     if (!options_.json) {
       return Put(absl::StrCat(index > 0 ? "\n" : "", Heading(index), completion.text, "\n"));
     }
-    const CompletionLine line{prompt, prompts_[prompt].text, ids_[prompt],
+    const CompletionLine line{prompt, inputs_[prompt].shown, ids_[prompt],
                               static_cast<int32_t>(index % num_samples), options_.num_samples};
     Put(absl::StrCat(ToJson(line, completion), "\n"));
   }
@@ -238,6 +239,7 @@ class Printer {
 
   const GenerateOptions& options_;
   const std::vector<Prompt>& prompts_;
+  const std::vector<PromptInput>& inputs_;
   const std::vector<std::vector<int32_t>>& ids_;
   std::FILE* out_;
   bool stream_ = false;
@@ -291,7 +293,7 @@ absl::Status Generate(const GenerateOptions& options, std::FILE* out, std::FILE*
     std::fprintf(remarks, "stretto: %s\n", model->draft_notice().c_str());
   }
   RemarkOnContext(options, *model, static_cast<int64_t>(longest), remarks);
-  Printer printer(options, prompts, ids, out);
+  Printer printer(options, prompts, inputs, ids, out);
   complete.on_text = [&](size_t, const std::string& text) { printer.Text(text); };
   complete.on_finished = [&](size_t index, const LocalCompletion& completion) {
     printer.Finished(index, completion);

@@ -159,6 +159,11 @@ TEST_CASE("a file's prompts are what their lines say, and no field is passed ove
   CHECK(*parsed("42", /*raw=*/true)->raw == "42");
   CHECK(*ParsePrompt({"42", "--prompt"}, false, false)->line == R"({"prompt":"42"})");
   CHECK(*parsed(R"({"prompt_ids": [3, 1]})")->ids == std::vector<int32_t>{3, 1});
+  CHECK(parsed("\"42\"")->shown == R"({"prompt":"42"})");
+  CHECK(parsed(R"({"prompt": "x", "answer": 3})")->shown == R"({"prompt":"x"})");
+  CHECK(parsed(R"({"messages": [{"role": "user"}]})")->shown ==
+        R"({"messages":[{"role":"user"}]})");
+  CHECK(parsed(R"({"prompt_ids": [3]})")->shown == "{}");
   REQUIRE_OK(parsed(R"({"prompt": "x", "answer": 3, "chosen": "", "rejected": ""})"));
   REQUIRE_OK(parsed(R"({"prompt": "x", "source": "y"})", false, /*other_fields=*/true));
   CHECK(absl::StrContains(fault("42"), "JSON of another kind (number)"));

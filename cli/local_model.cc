@@ -26,8 +26,9 @@ class StreamingText final : public engine::TextDecoder {
 
 // The model's own weights, or those of a checkpoint.
 absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> LoadWeights(
-    const services::ModelHost& host, const std::string& checkpoint) {
-  std::shared_ptr<const engine::TensorSource> source = host.files.tensors;
+    const services::ModelHost& host, const std::string& checkpoint,
+    std::shared_ptr<const engine::TensorSource>& source) {
+  source = host.files.tensors;
   if (!checkpoint.empty()) {
     ASSIGN_OR_RETURN(source, OpenPolicy(checkpoint, *host.device, host.files));
   }
@@ -67,13 +68,14 @@ absl::StatusOr<LocalModelOptions> OptionsOfRunDir(const std::string& run_dir) {
 absl::StatusOr<std::unique_ptr<LocalModel>> LocalModel::Open(const LocalModelOptions& options) {
   auto model = std::make_unique<LocalModel>();
   const auto load = [&](services::ModelHost& host) -> absl::Status {
-    ASSIGN_OR_RETURN(host.loaded, LoadWeights(host, options.checkpoint));
+    ASSIGN_OR_RETURN(host.loaded, LoadWeights(host, options.checkpoint, model->source_));
     return absl::OkStatus();
   };
   services::ModelHostOptions host = options.host;
   host.prompts.raw_without_template = true;
   ASSIGN_OR_RETURN(model->host_, services::OpenModelHost(host, load));
-  if (!host.adapter.empty()) model->host_->files.tensors = nullptr;  // merged ones take memory
+  // Merged ones take memory.
+  if (!host.adapter.empty()) model->host_->files.tensors = model->source_ = nullptr;
   RETURN_IF_ERROR(model->OpenEngine(options));
   return model;
 }
@@ -145,6 +147,15 @@ absl::Status LocalModel::SubmitPrompt(size_t prompt, const std::vector<int32_t>&
                           : engine_->SubmitGroup(std::move(samples));
 }
 
+// What isn't finite comes from the weights, if they have such values.
+absl::Status LocalModel::Explain(const absl::Status& status) {
+  if (!absl::IsInternal(status) || source_ == nullptr) return status;
+  if (!scanned_.has_value()) {
+    scanned_ = engine::ScanForNonFinite(host_->files.config, *source_);
+  }
+  return scanned_->ok() ? status : *scanned_;
+}
+
 std::vector<LocalCompletion> LocalModel::Complete(const std::vector<std::vector<int32_t>>& prompts,
                                                   const CompleteOptions& options) {
   const auto num_samples = static_cast<size_t>(options.num_samples);
@@ -179,7 +190,7 @@ std::vector<LocalCompletion> LocalModel::Complete(const std::vector<std::vector<
         if (options.sampling.top_logprobs > 0) result.top_logprobs.push_back(event.top_logprobs);
       } else if (event.kind == Event::Kind::kFinished) {
         result.reason = event.reason;
-        result.status = event.status;
+        result.status = Explain(event.status);
         finish(event.request_id);
       }
     }

@@ -5,9 +5,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "config/run_config.h"
 #include "engine/constrain/constraint.h"
@@ -88,8 +90,11 @@ class LocalModel {
   absl::Status OpenEngine(const LocalModelOptions& options);
   absl::Status SubmitPrompt(size_t prompt, const std::vector<int32_t>& ids,
                             const CompleteOptions& options);
+  absl::Status Explain(const absl::Status& status);
 
   std::unique_ptr<services::ModelHost> host_;
+  std::shared_ptr<const engine::TensorSource> source_;  // of the weights, where it takes no memory
+  std::optional<absl::Status> scanned_;                 // whether its values are finite, once asked
   services::Speculation speculation_;
   std::unique_ptr<engine::InferenceEngine> engine_;
 };

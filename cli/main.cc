@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/flag_checks.h"
+#include "base/last_words.h"
 #include "base/printable.h"
 #include "base/version.h"
 #include "cli/commands.h"
@@ -109,6 +110,7 @@ int Finish(const absl::Status& status) {
 
 int main(int argc, char** argv) {
   using namespace stretto::cli;
+  stretto::InstallLastWords("stretto", /*file_exit_code=*/1);
   CLI::App app("Post-trains language models with reinforcement learning.", "stretto");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("stretto ") + stretto::kVersion);

@@ -419,7 +419,8 @@ std::string Nfa::LargestPart(const std::vector<int64_t>& num_of_origin) const {
     if (!is_most) break;
   }
   const int64_t percent = 100 * with_parts[at] / std::max<int64_t>(with_parts[0], 1);
-  if (percent == 0) return "";  // many small ones: to know one of them helps nobody
+  if (percent == 0 || origins_[at].where == "#")
+    return "";  // many small ones: to know one of them helps nobody
   return absl::StrCat("; the largest part of it is ", origins_[at].where, " (", percent, " %)");
 }
 }  // namespace stretto::engine

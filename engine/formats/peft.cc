@@ -139,7 +139,8 @@ absl::Status CheckTensors(const PeftAdapter& adapter, const ModelConfig& config)
         found == nullptr ? "is missing"
                          : absl::StrCat("is ", Name(found->type), " of ", shape_text(found->shape)),
         ", expected floating-point numbers of ", shape_text(spec.shape),
-        ": it was trained on another model"));
+        ": it was trained on another model, or adapter_config.json says another rank than its "
+        "own"));
   }
   for (const TensorInfo& info : adapter.tensors->tensors()) {
     if (!expected.contains(info.name)) {

@@ -13,7 +13,9 @@ namespace stretto::engine {
 absl::Status EngineImpl::Allocate(int64_t num_blocks) {
   Device& device = model_.device();
   stream_ = device.CreateStream();
-  ASSIGN_OR_RETURN(cache_, device.AllocateKvCache(model_.CacheShape(num_blocks)));
+  auto cache = device.AllocateKvCache(model_.CacheShape(num_blocks));
+  if (!cache.ok()) return Annotate(cache.status(), "the KV cache (--kv-cache-mb)");
+  cache_ = *std::move(cache);
   WorkspaceLimits limits;
   limits.max_rows = options_.max_tokens_per_step;
   limits.max_logits_rows = limits.max_sequences = options_.max_running;

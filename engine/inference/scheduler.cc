@@ -34,9 +34,9 @@ absl::Status Scheduler::CheckRoom(int64_t num_requests, int64_t num_tokens) cons
   if (num_requests > options_.max_queued || num_tokens > options_.max_queued_tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a request for ", num_requests, num_requests == 1 ? " completion" : " completions",
-        " of prompts with ", num_tokens, " tokens together can never be queued: up to ",
-        options_.max_queued, " completions with ", options_.max_queued_tokens,
-        " tokens may wait; ask for fewer at once"));
+        " of prompts with ", num_tokens, " tokens together can never be queued: at most ",
+        options_.max_queued, " completions may wait, and at most ", options_.max_queued_tokens,
+        " tokens of their prompts; ask for fewer at once"));
   }
   return absl::ResourceExhaustedError(absl::StrCat(
       "the queue is full: ", num_waiting(), num_waiting() == 1 ? " completion" : " completions",

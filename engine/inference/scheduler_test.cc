@@ -99,7 +99,7 @@ TEST_CASE("the queue is bounded in requests and in tokens") {
   // What would not fit into an empty one either shall not be tried again.
   const absl::Status many = scheduler.CheckRoom(3, 3), long_prompts = scheduler.CheckRoom(1, 51);
   CHECK(absl::IsInvalidArgument(many));
-  CHECK(absl::StrContains(many.message(), "up to 2 completions with"));
+  CHECK(absl::StrContains(many.message(), "at most 2 completions may wait"));
   CHECK(absl::IsInvalidArgument(long_prompts));
   CHECK(absl::StrContains(long_prompts.message(), "51 tokens"));
   Step(scheduler);

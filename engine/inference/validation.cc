@@ -72,9 +72,10 @@ absl::Status ValidatePenalties(const SamplingParams& p, const RequestLimits& lim
 }
 
 std::string ContextOf(const RequestLimits& limits) {
-  return absl::StrCat(
-      "a context of ", Count(limits.max_context, "token"),
-      limits.cache_is_short ? " (all that the KV cache holds: enlarge the cache)" : "");
+  return absl::StrCat("a context of ", Count(limits.max_context, "token"),
+                      limits.cache_is_short
+                          ? " (all that the KV cache holds: enlarge the cache, --kv-cache-mb)"
+                          : "");
 }
 
 // Whether `s` is well-formed UTF-8 (Unicode 15, table 3-7).

@@ -12,7 +12,9 @@ absl::StatusOr<Json> ParseJson(absl::string_view bytes, absl::string_view name) 
   try {
     return Json::parse(bytes.begin(), bytes.end());
   } catch (const Json::exception& e) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": not valid JSON: ", e.what()));
+    absl::string_view what = e.what();
+    if (const size_t tag = what.find("] "); tag != what.npos) what.remove_prefix(tag + 2);
+    return absl::InvalidArgumentError(absl::StrCat(name, ": not valid JSON: ", what));
   }
 }
 

@@ -76,6 +76,11 @@ bool HttpConnection::Receive() {
   return got > 0 || (got < 0 && WouldBlock());
 }
 
+bool HttpConnection::HasUnread() const {
+  char next = 0;
+  return !received.empty() || recv(fd_, &next, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
 bool HttpConnection::SendPending() {
   while (has_pending()) {
     const ssize_t count = send(fd_, pending_.data() + num_sent_, pending_.size() - num_sent_,

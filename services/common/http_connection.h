@@ -35,6 +35,8 @@ class HttpConnection {
   // Puts an answer behind what is to be written.
   void Queue(const HttpReply& reply);
   bool has_pending() const { return num_sent_ < pending_.size(); }
+  // Something has arrived that the parser hasn't seen.
+  bool HasUnread() const;
 
   // Blocks until all is taken. False: the client has gone or is too slow, or `stopping` ends it.
   bool SendAll(absl::string_view bytes, int64_t timeout_ms, const std::atomic<bool>& stopping);

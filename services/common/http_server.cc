@@ -37,7 +37,8 @@ constexpr int64_t kLastWriteMs = 1000;   // for a client to read an answer when 
 constexpr int64_t kAcceptPauseMs = 200;  // when the process has no descriptor left
 constexpr int kMaxInARow = 8;            // of a connection, before the others have their turn
 constexpr size_t kFreeBytes = size_t{64} << 10;  // of a body, without a share of the common room
-constexpr size_t kMaxRefused = 64;  // connections over the limit that are told so at a time
+constexpr int64_t kSlowMs = 1000;    // a head that takes longer may be given up for another
+constexpr size_t kMaxRefused = 256;  // connections over the limit that are told so at a time
 
 class Descriptor {
  public:
@@ -90,6 +91,7 @@ class HttpServerImpl final : public HttpServer {
     return absl::OkStatus();
   }
   int port() const override { return port_; }
+  void AnnounceEnd() override { last_answers_ = true; }
   void Stop() override {
     if (!thread_.joinable()) return;
     stopping_ = true;
@@ -144,16 +146,17 @@ class HttpServerImpl final : public HttpServer {
     while (true) {
       const int fd = accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
       if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
-        if (MakeRoom()) continue;
+        if (DropLingering() || HasRoom()) continue;
         Watch(listener_.get(), 0, EPOLL_CTL_MOD);
         accept_again_ms_ = HttpNowMs() + kAcceptPauseMs;
       }
       if (fd < 0) return;
       const int on = 1;
       setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-      const size_t num_open = clients_.size() + num_away_;
-      const bool fits = num_open < max_connections_ || MakeRoom();
-      if (!fits && num_open >= max_connections_ + kMaxRefused) {
+      const bool fits = clients_.size() + num_away_ < max_connections_ || HasRoom();
+      if (clients_.size() + num_away_ >=
+              max_connections_ + std::min(kMaxRefused, max_connections_ / 2) &&
+          !DropLingering()) {
         close(fd);
         continue;
       }
@@ -166,19 +169,36 @@ class HttpServerImpl final : public HttpServer {
     }
   }
 
-  // Closes the connection that is missed least. False if all are at work.
-  bool MakeRoom() {
+  // Whether one more may be served: those that only wait for their end don't count, and one that
+  // has asked for nothing makes way. One whose request is on its way isn't given up for another,
+  // unless it has kept everybody waiting.
+  bool HasRoom() {
+    size_t num_lingering = 0;
     HttpConnection* least = nullptr;
     const auto rank = [](const HttpConnection& client) {
-      const int kind = client.state == State::kLingering ? 0 : client.parser.started() ? 2 : 1;
-      return std::make_pair(kind, client.since_ms);
+      return std::make_pair(client.parser.started(), client.since_ms);
     };
     for (const auto& [fd, client] : clients_) {
-      if (client->state != State::kReading && client->state != State::kLingering) continue;
+      if (client->state == State::kLingering) ++num_lingering;
+      if (client->state != State::kReading || client->HasUnread()) continue;
+      if (client->parser.started() && HttpNowMs() < client->since_ms + kSlowMs) continue;
       if (least == nullptr || rank(*client) < rank(*least)) least = client.get();
     }
+    if (clients_.size() + num_away_ - num_lingering < max_connections_) return true;
     if (least == nullptr) return false;
     Drop(least->fd());
+    return true;
+  }
+
+  // The longest of those whose answer is sent. False if there is none.
+  bool DropLingering() {
+    HttpConnection* longest = nullptr;
+    for (const auto& [fd, client] : clients_) {
+      if (client->state != State::kLingering) continue;
+      if (longest == nullptr || client->since_ms < longest->since_ms) longest = client.get();
+    }
+    if (longest == nullptr) return false;
+    Drop(longest->fd());
     return true;
   }
 
@@ -232,7 +252,7 @@ class HttpServerImpl final : public HttpServer {
 
   // A request is complete. False if its connection isn't the thread's any more, or is gone.
   bool Begin(HttpConnection& client) {
-    client.keep_alive = client.parser.keep_alive() && !stopping_;
+    client.keep_alive = client.parser.keep_alive() && !stopping_ && !last_answers_;
     client.reads_chunks = client.parser.reads_chunks();
     client.request = client.parser.Take();
     client.wants_body = client.request.method != "HEAD";
@@ -405,6 +425,7 @@ class HttpServerImpl final : public HttpServer {
       HttpReply reply = HandleSafely(client.request);
       if (reply.status == kHttpClientGone) client.keep_alive = false;
       bool sent = false;
+      if (last_answers_) client.keep_alive = false;
       try {
         sent = client.SendReply(reply, options_.write_timeout_ms, stopping_);
       } catch (const std::exception& e) {
@@ -434,7 +455,7 @@ class HttpServerImpl final : public HttpServer {
   HttpHandler* const handler_;
   const HttpServerOptions options_;
   const size_t max_connections_;
-  std::atomic<bool> stopping_ = false;
+  std::atomic<bool> stopping_ = false, last_answers_ = false;
   int port_ = -1;
   Descriptor listener_, epoll_, wake_;
   std::thread thread_;

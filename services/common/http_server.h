@@ -44,6 +44,8 @@ class HttpServer {
                                                            const HttpServerOptions& options);
   virtual ~HttpServer() = default;
   virtual int port() const = 0;
+  // Stop() comes soon: answers from now on say that their connection ends with them. Any thread.
+  virtual void AnnounceEnd() = 0;
   // Takes no more connections; returns when those that are open have ended. Streams end where they
   // are; answers that are still computed are waited for.
   virtual void Stop() = 0;

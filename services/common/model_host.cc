@@ -60,6 +60,11 @@ absl::StatusOr<int64_t> ContextOf(const ModelHostOptions& options,
   if (options.max_sequence_length <= 0) {
     return std::min(options.most_by_default, config.max_position_embeddings);
   }
+  if (options.max_sequence_length == 1) {
+    return absl::InvalidArgumentError(
+        "a context of 1 token has no room for a prompt and a completion: expected at least 2 "
+        "(--max-sequence-length, or model.max_sequence_length in the run file)");
+  }
   const int64_t most = MaxPositions(config);
   if (options.max_sequence_length <= most) return options.max_sequence_length;
   return absl::InvalidArgumentError(absl::StrCat(

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/flag_checks.h"
+#include "base/last_words.h"
 #include "base/status.h"
 #include "base/version.h"
 #include "nlohmann/json.hpp"
@@ -58,8 +59,8 @@ absl::Status EndWithParent(const std::string& flag) {
   }
   // The parent may have ended before the call above; then its child has another parent by now.
   if (parent > 0 && getppid() != parent) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--exit-with-parent: process ", parent, " has ended already"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--exit-with-parent: process ", parent, " isn't this one's parent, or has ended already"));
   }
   return absl::OkStatus();
 }
@@ -290,6 +291,8 @@ int ServiceMain(int argc, char** argv, Service& service) {
   // addresses.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   ReturnFreedMemory();
+  static const auto* program = new std::string(absl::StrCat("stretto-", service.kind()));
+  InstallLastWords(program->c_str(), kExitWrongUse);
   Process process(service);
   if (const std::optional<int> code = process.Parse(argc, argv); code.has_value()) return *code;
   return process.Run();

@@ -135,6 +135,7 @@ class GenerationLoop {
   bool AwaitIdle(int64_t timeout_ms);
   void ThreadMain();
   bool RunCommands();
+  void LogFailure(Api api, const absl::Status& status);
   void Dispatch(absl::Span<const engine::Event> events);
   // Before Dispatch: the latencies of a step that began then and has just ended.
   void Measure(absl::Span<const engine::Event> events, int64_t start_ns);
@@ -153,6 +154,7 @@ class GenerationLoop {
   double busy_seconds_ = 0;                          // the engine thread's
   engine::EngineStats published_;                    // the engine thread's
   int64_t last_publish_ns_ = 0;
+  int64_t num_failures_untold_ = 0, next_failure_log_ns_ = 0;  // the engine thread's
 
   Counter tokens_total_, prompt_tokens_total_, preemptions_total_;
   Counter prefix_query_tokens_, prefix_hit_tokens_;

@@ -104,6 +104,9 @@ class GeneratorProgram final : public Service {
             "--max-sequence-length", "--kv-cache-mb", "--kv-cache-share", "--max-running",
             "--speculation", "--draft-model", "--draft-tokens"}) {
         if (app.get_option(flag)->count() == 0) continue;
+        if (absl::string_view(flag) == "--model") {
+          throw CLI::ValidationError(flag, "excludes --run, whose run file names the model");
+        }
         throw CLI::ValidationError(flag, "is for --model: with --run the run file says it");
       }
     });
@@ -179,6 +182,7 @@ class GeneratorProgram final : public Service {
 
   void Drain(int64_t timeout_ms) override {
     policy_->StopPreparing();
+    if (http_ != nullptr) http_->AnnounceEnd();
     // What has been generated of a run's rollouts is valid; another generator goes on from there.
     loop_->FinishWithin(timeout_ms, /*abort_rollouts=*/in_run_);
   }

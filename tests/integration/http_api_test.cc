@@ -1,8 +1,11 @@
 // What the OpenAI-compatible API promises of its numbers, fields and paths: a real process.
 #include <algorithm>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <cstdlib>
+#include <map>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -82,6 +85,57 @@ TEST_CASE("what ended an answer, special tokens, and log-probs of a prompt") {
                                    {"max_tokens", 1}});
   CHECK(chat.json()["prompt_logprobs"][1][absl::StrCat(second)]["logprob"] ==
         told[1][absl::StrCat(second)]["logprob"]);
+}
+
+TEST_CASE("a prompt with a seed is answered in a list as alone") {
+  Server server;
+  const auto texts = [&server](const Json& prompt, Json more) {
+    more.update({{"prompt", prompt}, {"max_tokens", 12}, {"ignore_eos", true}});
+    const Answer answer = server.Complete(more);
+    INFO(answer.body);
+    REQUIRE(answer.status == 200);
+    std::vector<std::string> all;
+    const Json whole = answer.json();
+    for (const Json& choice : whole["choices"]) all.push_back(choice["text"]);
+    return all;
+  };
+  const std::vector<std::string> alone = texts("1+2=", {{"seed", 4}, {"n", 2}});
+  const std::vector<std::string> list = texts({"9-", "1+2=", "1+2="}, {{"seed", 4}, {"n", 2}});
+  REQUIRE(list.size() == 6);
+  CHECK(alone[0] != alone[1]);
+  for (const size_t i : {2, 3, 4, 5}) CHECK(list[i] == alone[i % 2]);
+  const std::vector<std::string> drawn = texts({"1+2=", "1+2="}, Json::object());
+  CHECK(drawn[0] != drawn[1]);
+}
+
+TEST_CASE("of those that wait a lower priority is begun first, as in vLLM") {
+  Server server({"--max-running", "1"});
+  std::vector<std::thread> clients;
+  std::atomic<int> num_ended = 0;
+  std::map<int, int> place = {{0, -1}, {5, -1}, {-5, -1}, {2, -1}};  // by priority
+  const auto ask = [&](int priority, int n) {
+    clients.emplace_back([&, priority, n, at = &place.at(priority)] {
+      const Answer answer = server.Complete({{"prompt", "1"},
+                                             {"n", n},
+                                             {"max_tokens", 240},
+                                             {"ignore_eos", true},
+                                             {"priority", priority}});
+      if (answer.status == 200) *at = num_ended++;
+    });
+  };
+  ask(0, 60);  // one after the other
+  bool all_wait = Eventually([&] { return server.Status().num_queued() > 0; });
+  for (const int priority : {5, -5, 2}) {
+    const int64_t before = server.Status().num_queued();
+    ask(priority, 1);
+    all_wait = all_wait && Eventually([&] { return server.Status().num_queued() >= before; });
+    SleepMs(20);
+  }
+  for (std::thread& client : clients) client.join();
+  REQUIRE(all_wait);
+  CHECK(place[-5] >= 0);
+  CHECK(place[-5] < place[2]);
+  CHECK(place[2] < place[5]);
 }
 
 TEST_CASE("a form that is being compiled doesn't hold up the end") {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <thread>
 
 #include "absl/strings/str_split.h"
@@ -223,6 +224,26 @@ TEST_CASE("connections that send nothing, or hardly anything, keep nobody waitin
   CHECK(late.status == 408);
   CHECK(NowMs() - begin_ms >= 8000);
   drip.join();
+}
+
+TEST_CASE("whoever comes above the limit of connections is told so, and costs nobody an answer") {
+  HttpServer server;
+  const int limit = 1024, more = std::min(200, ManyConnections() - limit);
+  if (more <= 0) {
+    WARN("skipped: too few descriptors for more than 1024 connections");
+    return;
+  }
+  const std::string body = Json{{"prompt", "2"}, {"max_tokens", 2}, {"seed", 1}}.dump();
+  std::vector<std::unique_ptr<Connection>> clients;
+  for (int i = 0; i < limit + more; ++i) {
+    clients.push_back(std::make_unique<Connection>(server.http_port));
+    clients.back()->Send(RawPost("/v1/completions", body));
+  }
+  std::map<int, int> count;
+  for (const auto& client : clients) ++count[Parse(client->ReadAll()).status];
+  INFO("200: " << count[200] << ", 503: " << count[503] << ", nothing: " << count[0]);
+  CHECK(count[200] >= limit);
+  CHECK(count[200] + count[503] == limit + more);
 }
 
 TEST_CASE("a short request can't ask for an answer without measure") {

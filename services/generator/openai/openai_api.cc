@@ -55,8 +55,10 @@ class RunningRequest {
       entry.sampling = SamplingOf(request, p, max_model_len);
       entry.prompt_logprobs = (request.echo && request.logprobs) || request.prompt_logprobs >= 0;
       entry.run_seed = seed;
-      entry.prompt_id = p;
-      entry.priority = request.priority;
+      // With a seed a prompt's choices are what they are without the others.
+      entry.prompt_id = request.seed.has_value() ? 0 : p;
+      // Smaller ones first, as in vLLM.
+      entry.priority = -std::max(request.priority, -INT32_MAX);
       entry.want_text = true;
       entry.api = Api::kHttp;
       for (int i = 0; i < request.n; ++i) {
@@ -213,7 +215,8 @@ bool IsTokens(absl::string_view path) { return path == "/tokenize" || path == "/
 constexpr const char* kPaths[] = {"/v1/completions", "/v1/chat/completions",
                                   "/v1/models",      "/tokenize",
                                   "/detokenize",     "/health",
-                                  "/metrics",        "/version"};
+                                  "/ping",           "/metrics",
+                                  "/version"};
 
 // The path that is meant by one with an address's slashes doubled, one too many at its end, or /v1
 // left out or written twice. Empty: none.
@@ -237,9 +240,12 @@ HttpReply NoSuchPath(const HttpRequest& request) {
                    meant.empty() ? absl::StrJoin(kPaths, ", ") : Brief(meant))));
 }
 
+// The second is what some hosts ask for.
+bool IsHealth(absl::string_view path) { return path == "/health" || path == "/ping"; }
+
 // Load balancers and Prometheus ask without a key; what they are told says nothing of requests.
 bool IsOpen(const HttpRequest& request) {
-  return request.path == "/health" || request.path == "/metrics" || request.method == "OPTIONS";
+  return IsHealth(request.path) || request.path == "/metrics" || request.method == "OPTIONS";
 }
 
 HttpReply NoKey() {
@@ -342,12 +348,12 @@ HttpReply OpenAiApi::Route(const HttpRequest& request) {
   }
   const bool is_models =
       path == "/v1/models" || (absl::StartsWith(path, "/v1/models/") && !absl::EndsWith(path, "/"));
-  if (is_models || path == "/health" || path == "/metrics" || path == "/version") {
+  if (is_models || IsHealth(path) || path == "/metrics" || path == "/version") {
     if (request.method != "GET" && request.method != "HEAD") {
       return OtherMethod(request, "GET, HEAD, OPTIONS");
     }
     if (is_models) return Models(path);
-    if (path == "/health") return Health();
+    if (IsHealth(path)) return Health();
     if (path == "/version") return JsonReply({{"version", kVersion}});
     HttpReply reply;
     reply.content_type = kPrometheusText;

@@ -108,8 +108,13 @@ bool Fields::Float(const std::string& key, float* out) {
 bool Fields::Int(const std::string& key, int64_t min, int64_t max, int64_t* out) {
   const Json* value = Take(key);
   if (value == nullptr) return false;
-  const bool fits = value->is_number_integer() &&
-                    !(value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX);
+  // 1.0 is 1, as languages without integers write it.
+  constexpr double kExact = 9007199254740992.0;
+  const bool is_whole = value->is_number_float() && std::abs(value->get<double>()) <= kExact &&
+                        std::trunc(value->get<double>()) == value->get<double>();
+  const bool fits =
+      is_whole || (value->is_number_integer() &&
+                   !(value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX));
   if (!fits || value->get<int64_t>() < min || value->get<int64_t>() > max) {
     Fail(key,
          absl::StrCat("expected an integer from ", min, " to ", max, ", found ", Found(*value)));

@@ -20,6 +20,7 @@ namespace {
 using Json = nlohmann::json;
 constexpr char kParamPayload[] = "stretto.openai.param";
 constexpr int64_t kMaxTokens = 1 << 30;
+constexpr float kLeastTemperature = 1e-4F;
 using engine::kMaxLogitBias;
 
 void ReadLogitBias(Fields& fields, engine::SamplingParams* sampling) {
@@ -43,7 +44,10 @@ void ReadLogitBias(Fields& fields, engine::SamplingParams* sampling) {
 }
 
 void ReadSampling(Fields& fields, engine::SamplingParams* s) {
-  fields.Float("temperature", &s->temperature);
+  // Some write a tiny one for greedy decoding, where two tokens may still be equally likely.
+  if (fields.Float("temperature", &s->temperature) && s->temperature > 0) {
+    s->temperature = std::max(s->temperature, kLeastTemperature);
+  }
   fields.Float("top_p", &s->top_p);
   fields.Float("min_p", &s->min_p);
   if (fields.Int32("top_k", -1, INT32_MAX, &s->top_k) && s->top_k < 0) s->top_k = 0;
@@ -184,7 +188,7 @@ class ConstraintReader {
     } else if (type == "json_schema") {
       if (schema == nullptr || !schema->is_object() ||
           !schema->value("schema", Json()).is_object()) {
-        return fields.Fail(key, "expected a 'json_schema' with a 'schema'");
+        return fields.Fail(key, "expected a 'json_schema' with a 'schema' that is an object");
       }
       SetSchema(fields, key, "", {key, "json_schema", "schema"});
     } else if (type != "text") {
@@ -205,6 +209,7 @@ void ReadStream(Fields& fields, OpenAiRequest* request) {
   if (!request->stream) return fields.Fail("stream_options", "only with 'stream': true");
   Fields inner(*options, "stream_options.");
   inner.Bool("include_usage", &request->include_usage);
+  inner.Bool("continuous_usage_stats", &request->continuous_usage);
   inner.Ignore({"include_obfuscation"});
   fields.FailInside("stream_options", inner.Finish());
 }

@@ -45,7 +45,7 @@ struct OpenAiRequest {
   int n = 1;  // choices of one prompt
   std::optional<uint64_t> seed;
   int32_t priority = 0;
-  bool stream = false, include_usage = false;
+  bool stream = false, include_usage = false, continuous_usage = false;
   bool logprobs = false;
   int top_logprobs = 0;
   bool echo = false;              // completions: the choice begins with the prompt

@@ -133,6 +133,9 @@ TEST_CASE("a max_tokens that is given stays, without one the context decides") {
   CHECK(tokens(Json::object()) == 7);
   CHECK(tokens({{"max_tokens", nullptr}}) == 7);
   CHECK(tokens({{"max_tokens", 5}}) == 5);
+  CHECK(tokens({{"max_tokens", 5.0}}) == 5);
+  CHECK(RefusalOf({{"prompt", "1"}, {"max_tokens", 5.5}}).param == "max_tokens");
+  CHECK(RefusalOf({{"prompt", "1"}, {"max_tokens", 1e300}}).param == "max_tokens");
   CHECK(tokens({{"max_tokens", 1000}}) == 1000);  // which the engine refuses
   CHECK(tokens(Json::object(), true) == 0);       // what the context leaves
   CHECK(tokens({{"max_completion_tokens", 1000}}, true) == 1000);
@@ -358,6 +361,8 @@ TEST_CASE("roles, and what an assistant may leave unsaid") {
   const Json user{{"role", "user"}, {"content", "1"}};
   REQUIRE_OK(parse({user, {{"role", "assistant"}, {"content", nullptr}}, user}));
   REQUIRE_OK(parse({user, {{"role", "assistant"}}, user}));
+  REQUIRE_OK(parse({user, {{"role", "assistant"}, {"annotations", Json::array()}}, user}));
+  CHECK_FALSE(parse({user, {{"role", "assistant"}, {"annotations", {1}}}, user}).ok());
   CHECK_FALSE(parse({{{"role", "user"}, {"content", nullptr}}}).ok());
   for (const char* role : {"tool", "wizard", "User", "a\x1b[2J"}) {
     const auto refused = parse({{{"role", role}, {"content", "1"}}});

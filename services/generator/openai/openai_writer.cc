@@ -360,7 +360,9 @@ std::string OpenAiWriter::Whole() {
 
 std::string OpenAiWriter::Event(const std::string& choices, const Json* usage) const {
   Json json = Envelope(/*chunk=*/true);
-  if (request_.include_usage) json["usage"] = usage == nullptr ? Json() : *usage;
+  if (request_.include_usage) {
+    json["usage"] = usage != nullptr ? *usage : request_.continuous_usage ? Usage() : Json();
+  }
   return absl::StrCat("data: {\"choices\":[", choices, "],",
                       absl::string_view(Dump(json)).substr(1), "\n\n");
 }
@@ -391,7 +393,7 @@ std::string OpenAiWriter::TakeChunks() {
 }
 
 std::string OpenAiWriter::End() {
-  if (!failure_.ok()) return absl::StrCat("data: ", ErrorJson(failure_), "\n\n");
+  if (!failure_.ok()) return absl::StrCat("data: ", ErrorJson(failure_), "\n\ndata: [DONE]\n\n");
   std::string events;
   if (request_.include_usage) {
     const Json usage = Usage();
