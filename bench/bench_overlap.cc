@@ -27,7 +27,6 @@
 namespace stretto::bench {
 namespace {
 using engine::CollectiveCall;
-using engine::CollectiveHandle;
 using engine::CollectiveKind;
 using engine::Communicator;
 using engine::DataParallel;

@@ -149,7 +149,7 @@ class UpCommand {
     ::signal(SIGPIPE, SIG_IGN);  // whoever read the progress may have gone
     progress_.Note(absl::StrCat("Run ", config_.run.name, " in ", config_.run.dir));
     RETURN_IF_ERROR(StartAll());
-    const absl::Status status = Watch();
+    absl::Status status = Watch();
     progress_.End();
     supervisor_.StopRestarting();
     if (!status.ok()) supervisor_.SignalAll(SIGTERM);

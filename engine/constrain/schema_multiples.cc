@@ -25,7 +25,7 @@ int FractionDigitsOf(const std::string& divisor) {
   return decimal.has_value() ? std::max(0, -decimal->exponent) : 0;
 }
 
-absl::StatusOr<PatternPtr> MultiplesAmong(PatternPtr numbers, const std::string& divisor,
+absl::StatusOr<PatternPtr> MultiplesAmong(const PatternPtr& numbers, const std::string& divisor,
                                           StringAutomata* strings) {
   const std::optional<ShortDecimal> decimal = Read(divisor);
   if (!decimal.has_value()) {

@@ -119,7 +119,7 @@ absl::StatusOr<PatternPtr> SchemaScalars::ParseInteger(const Json& schema,
 
 absl::StatusOr<PatternPtr> SchemaScalars::ParseMultiples(const Json& schema, PatternPtr numbers,
                                                          const std::string& where) {
-  auto multiples = MultiplesAmong(std::move(numbers), schema["multipleOf"].dump(), &strings_);
+  auto multiples = MultiplesAmong(numbers, schema["multipleOf"].dump(), &strings_);
   if (absl::IsNotFound(multiples.status())) {
     return SchemaError(JoinPointer(where, "multipleOf"), "no multiple lies between the bounds");
   }

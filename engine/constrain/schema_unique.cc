@@ -61,6 +61,7 @@ absl::StatusOr<PatternPtr> ArrayOfDifferent(const std::vector<Json>& values, int
         absl::StrCat("minItems is ", min, ", but the items have ", size, " different values"));
   }
   std::vector<PatternPtr> items;
+  items.reserve(values.size());
   for (const Json& value : values) {
     items.push_back(Literal(value.dump(-1, ' ', false, Json::error_handler_t::replace)));
   }

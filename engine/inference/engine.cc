@@ -91,6 +91,7 @@ absl::StatusOr<std::unique_ptr<Completion>> EngineImpl::MakeCompletion(Request r
 
 absl::Status EngineImpl::Enqueue(std::vector<std::unique_ptr<Completion>> completions) {
   std::vector<Sequence*> sequences;
+  sequences.reserve(completions.size());
   for (const auto& c : completions) sequences.push_back(c.get());
   RETURN_IF_ERROR(scheduler_.Submit(sequences));
   for (auto& c : completions) {
