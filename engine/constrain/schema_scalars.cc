@@ -114,10 +114,11 @@ absl::StatusOr<PatternPtr> SchemaScalars::ParseInteger(const Json& schema,
   if (!schema["multipleOf"].is_number_integer()) {
     return SchemaError(JoinPointer(where, "multipleOf"), "of integers: expected an integer");
   }
-  return ParseMultiples(schema, std::move(integers), where);
+  return ParseMultiples(schema, integers, where);
 }
 
-absl::StatusOr<PatternPtr> SchemaScalars::ParseMultiples(const Json& schema, PatternPtr numbers,
+absl::StatusOr<PatternPtr> SchemaScalars::ParseMultiples(const Json& schema,
+                                                         const PatternPtr& numbers,
                                                          const std::string& where) {
   auto multiples = MultiplesAmong(numbers, schema["multipleOf"].dump(), &strings_);
   if (absl::IsNotFound(multiples.status())) {
@@ -154,7 +155,7 @@ absl::StatusOr<PatternPtr> SchemaScalars::ParseNumber(const Json& schema,
   const NumberBounds bounds = BoundsOf(schema);
   auto numbers = NumbersBetween(bounds.low, bounds.high, digits);
   if (!numbers.ok()) return SchemaError(where, numbers.status().message());
-  return divisor == schema.end() ? numbers : ParseMultiples(schema, *std::move(numbers), where);
+  return divisor == schema.end() ? numbers : ParseMultiples(schema, *numbers, where);
 }
 
 absl::StatusOr<PatternPtr> SchemaScalars::ParseString(const Json& schema,

@@ -35,7 +35,7 @@ class SchemaScalars {
 
  private:
   absl::StatusOr<PatternPtr> ParseMultiples(const nlohmann::ordered_json& schema,
-                                            PatternPtr numbers, const std::string& where);
+                                            const PatternPtr& numbers, const std::string& where);
 
   StringAutomata& strings_;
   Work& work_;
