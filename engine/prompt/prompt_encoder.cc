@@ -44,6 +44,7 @@ absl::StatusOr<std::string> TextField(const Json& object, const char* field) {
 absl::StatusOr<std::vector<ChatMessage>> ReadChat(const Json& list) {
   ASSIGN_OR_RETURN(auto read, ReadMessages(list));
   std::vector<ChatMessage> messages;
+  messages.reserve(read.size());
   for (Message& message : read) {
     messages.push_back({std::move(message.role), std::move(message.content)});
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 
 namespace stretto::engine {
 namespace {
@@ -33,6 +34,7 @@ void StateSnapshot::Take(const std::shared_ptr<StateSnapshot>& snapshot, Trainer
   float* to = s.memory_.get();
   for (size_t i = 0; i < parts.size(); ++i) {
     const bool is_critic = i >= num_of_engine;
+    STRETTO_CHECK(!is_critic || critic != nullptr);
     s.AddPart(parts[i], is_critic ? kCriticPrefix : "", to, is_critic ? *critic : engine);
     to += parts[i].count;
   }

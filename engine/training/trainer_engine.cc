@@ -405,7 +405,7 @@ std::vector<StatePart> TrainerEngine::PartsToWrite() {
 absl::Status TrainerEngine::DownloadState(StateTensor which, const Parameter& parameter,
                                           float* dst) {
   if (tensor_ == nullptr) return state_->Download(which, parameter, dst);
-  const absl::Status status = tensor_->Download(*state_, which, parameter, dst);
+  absl::Status status = tensor_->Download(*state_, which, parameter, dst);
   if (!status.ok()) tensor_->EndBroken();
   return status;
 }

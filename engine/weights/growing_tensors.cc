@@ -13,6 +13,7 @@ absl::Status Corrupt(absl::string_view what) {
 
 std::vector<int64_t> SizesOf(const std::vector<SharedBytes>& tensors) {
   std::vector<int64_t> sizes;
+  sizes.reserve(tensors.size());
   for (const SharedBytes& tensor : tensors) sizes.push_back(static_cast<int64_t>(tensor.size()));
   return sizes;
 }

@@ -291,14 +291,14 @@ class HttpServerImpl final : public HttpServer {
     return clients_.contains(fd);
   }
 
-  // The message may be the parser's own, which begins anew here: by value.
-  void Refuse(HttpConnection& client, int status, std::string message) {
+  void Refuse(HttpConnection& client, int status, const std::string& message) {
+    const HttpReply reply = handler_->Refuse(status, message);  // may be the parser's own
     client.keep_alive = false;
     client.wants_body = true;
     client.received.clear();
     client.parser = HttpParser(options_.limits);
     (void)Charge(client, 0);
-    (void)Reply(client, handler_->Refuse(status, message));
+    (void)Reply(client, reply);
   }
 
   void Flush(HttpConnection& client) {

@@ -191,7 +191,7 @@ class Fetcher {
   absl::Status Find() {
     absl::Status last = absl::InvalidArgumentError("no source to fetch weights from");
     for (WeightsSource& source : sources_) {
-      const absl::Status status = Ask(source);
+      absl::Status status = Ask(source);
       if (status.ok() || absl::IsCancelled(status)) return status;
       last = Leave(source, status, "manifest");
     }
@@ -328,7 +328,7 @@ class Fetcher {
     if (!status.ok()) GiveUp(absl::AbortedError(status.message()));
     if (!status.ok() || !end.ok()) return status.ok() ? end : status;
     // A source that says that this was all, and it wasn't, is wrong from the beginning.
-    const absl::Status all = incoming_->Tensors().status();
+    absl::Status all = incoming_->Tensors().status();
     if (!all.ok()) GiveUp(absl::AbortedError(all.message()));
     arrived_ns_ = Clock::Real().NowNs();
     return all;

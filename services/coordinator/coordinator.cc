@@ -187,13 +187,13 @@ void Coordinator::Loop() {
       if (closing_) break;
       events.swap(posted_);
     }
-    Turn(std::move(events));
+    Turn(events);
   }
 }
 
-void Coordinator::Turn(std::deque<std::function<void()>> events) {
+void Coordinator::Turn(const std::deque<std::function<void()>>& events) {
   CountBusy();
-  for (auto& event : events) event();
+  for (const auto& event : events) event();
   if (const int64_t now = NowNs(); now - place_checked_ns_ > kCheckPlaceNs) {
     place_checked_ns_ = now;
     journal_->CheckPlace();

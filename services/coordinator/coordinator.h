@@ -71,7 +71,7 @@ class Coordinator {
   // The loop.
   void Post(std::function<void()> event);
   void Loop();
-  void Turn(std::deque<std::function<void()>> events);
+  void Turn(const std::deque<std::function<void()>>& events);
   void FailOnJournal();
   int64_t NowNs() const { return parts_.clock->NowNs(); }
   // For the core, on the loop.

@@ -105,9 +105,10 @@ void Coordinator::PublishRankMetrics() {
   metrics.gauge("stretto_trainer_group_size", "Ranks of the trainers' group.")
       .Set(static_cast<double>(core_->trainers().ranks.size()));
   for (const auto& [name, measured] : rank_metrics_) {
-    const auto set = [&](const char* gauge, const char* help, const char* metric) {
-      const auto found = measured.find(metric);
-      if (found != measured.end()) metrics.gauge(gauge, help, {{"rank", name}}).Set(found->second);
+    const auto set = [&metrics, &rank = name, &values = measured](
+                         const char* gauge, const char* help, const char* metric) {
+      const auto found = values.find(metric);
+      if (found != values.end()) metrics.gauge(gauge, help, {{"rank", rank}}).Set(found->second);
     };
     set("stretto_rank_step_seconds", "Of the last step on this rank.", "train_seconds");
     set("stretto_rank_collective_seconds", "Of that, exchanges (overlapped ones included).",
