@@ -277,7 +277,7 @@ absl::Status GenerationLoop::SubmitOnThread(GenerationRequest& request,
     as_group = as_group && entry.forced_prefix.empty();
     generation->request_ids_.push_back(entry.id);
   }
-  const absl::Status status = SubmitToEngine(std::move(requests), as_group);
+  absl::Status status = SubmitToEngine(std::move(requests), as_group);
   if (!status.ok()) return status;
   const CompletionTimes times{.api = request.api, .submitted_ns = request.submitted_ns};
   for (size_t i = 0; i < request.samples.size(); ++i) {
@@ -295,7 +295,7 @@ absl::Status GenerationLoop::SubmitToEngine(std::vector<engine::Request> request
   std::vector<uint64_t> taken;
   for (engine::Request& request : requests) {
     const uint64_t id = request.id;
-    const absl::Status status = engine_->Submit(std::move(request));
+    absl::Status status = engine_->Submit(std::move(request));
     if (!status.ok()) {
       // All or none. The ends of those that were taken come for ids that nobody waits for.
       for (const uint64_t earlier : taken) (void)engine_->Cancel(earlier);
