@@ -406,6 +406,7 @@ TEST_CASE("texts and conversations as ids, and back") {
     REQUIRE(tokens.ok());
     return tokens->json;
   };
+  CHECK(ParamOf(Tokenize(R"({"prompt": ""})", Prompts(), 64).status()) == "prompt");
   const std::vector<int32_t> ids = *Prompts().EncodeRaw("1+2=", true);
   const Json text = answer({{"prompt", "1+2="}});
   CHECK(text["tokens"] == Json(ids));

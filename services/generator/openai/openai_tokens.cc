@@ -52,7 +52,9 @@ absl::StatusOr<TokensAnswer> Tokenize(const std::string& body, const engine::Pro
   if (chat) {
     ASSIGN_OR_RETURN(ids, EncodeChat(messages, how, prompts, bounds));
   } else {
-    ASSIGN_OR_RETURN(ids, EncodeText(prompts, text, add_special_tokens));
+    auto encoded = EncodeText(prompts, text, add_special_tokens);
+    if (!encoded.ok()) return ParamError("prompt", std::string(encoded.status().message()));
+    ids = *std::move(encoded);
   }
   if (ids.size() > kMaxAnswerTokens) {
     return ParamError(chat ? "messages" : "prompt",
