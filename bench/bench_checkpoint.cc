@@ -67,7 +67,7 @@ double StepWithSave(TrainerEngine& engine, CheckpointWriter& writer,
 }
 
 SaveReport Finished(CheckpointWriter& writer) {
-  const SaveReport report = *writer.Wait();
+  SaveReport report = *writer.Wait();
   if (!report.status.ok()) {
     std::fprintf(stderr, "%s\n", report.status.ToString().c_str());
     std::exit(1);

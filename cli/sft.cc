@@ -34,9 +34,9 @@ absl::Status Sft(const FinetuneFlags& flags) {
   ASSIGN_OR_RETURN(const auto prompts, engine::PromptEncoder::Open(files, flags.prompts));
   std::vector<SupervisedSequence> examples;
   RETURN_IF_ERROR(ReadExamples(flags.data, [&](const std::string& line) {
-    auto example = EncodeExample(*prompts, line);
-    if (example.ok()) examples.push_back(*std::move(example));
-    return example.status();
+    ASSIGN_OR_RETURN(auto example, EncodeExample(*prompts, line));
+    examples.push_back(std::move(example));
+    return absl::OkStatus();
   }));
   ASSIGN_OR_RETURN(const auto device, engine::CreateDevice({.num_threads = flags.threads}));
   ASSIGN_OR_RETURN(const auto trainer, CreateTrainer(*device, files, flags));

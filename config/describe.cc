@@ -11,6 +11,8 @@ template <class... Fs>
 struct Overloaded : Fs... {
   using Fs::operator()...;
 };
+template <class... Fs>
+Overloaded(Fs...) -> Overloaded<Fs...>;  // Clang before 17 deduces none for aggregates
 
 // "an integer", "a number" with the rule's bounds.
 std::string RangeText(const std::string& noun, const Rule& rule) {
