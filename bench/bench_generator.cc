@@ -3,10 +3,9 @@
 // tokens, a group of 8 samples with and without sharing its prompt, a load of 200 requests of
 // uneven lengths, decoding with quantised weights beside bf16 ones, `exact` numerics beside `fast`
 // ones, and a single sequence with and without n-gram speculation, on text that repeats itself and
-// on texts that don't. A step's ceiling
-// is the larger of its operations at peak arithmetic and its bytes (weights once, keys and values)
-// at the bandwidth of memory; both are read anew beside every figure. Writes
-// build/bench/generator.json.
+// on texts that don't. A step's ceiling is the larger of its operations at peak arithmetic and its
+// bytes (weights once, keys and values) at the bandwidth of memory; both are read anew beside every
+// figure. Writes build/bench/generator.json.
 //
 //   bench_generator [--threads=N] [--only=PART]
 //   bench_generator --worker=MODEL [--threads=N]    times what bench/rivals.py asks for
@@ -247,6 +246,7 @@ class GeneratorBench {
       }
     }
   }
+
   // What equal bits on every machine cost. Both read the same memory's worth of their own weights.
   void Numerics() {
     const GeneratorLab fast(num_threads_, "", false);

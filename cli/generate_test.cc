@@ -180,6 +180,25 @@ TEST_CASE("a file's prompts are what their lines say, and no field is passed ove
   CHECK(absl::StrContains(fault(R"({"prompt_ids": [1, "2"]})"), "prompt_ids[1]: expected a token"));
 }
 
+TEST_CASE("without a chat format a system text is a line before the prompt") {
+  GenerateOptions options = Options();
+  options.raw = false;
+  options.chat_format = "none";
+  options.json = true;
+  const auto ids = [&](const std::string& prompt) {
+    options.prompt = prompt;
+    const std::string line = TextOf(options);
+    return line.substr(line.find("\"prompt_ids\""));
+  };
+  const std::string joined = ids("you are\n1+1=");
+  options.system = "you are";
+  CHECK(ids("1+1=") == joined);
+  options.system = "";
+  const std::string empty = ids("1+1=");
+  options.system.reset();
+  CHECK(ids("1+1=") == empty);
+}
+
 TEST_CASE("an empty system message is one without text, not the template's") {
   GenerateOptions options = Options();
   options.raw = false;

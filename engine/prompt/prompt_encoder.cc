@@ -105,10 +105,8 @@ absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeLine(const std::string
   }
   ASSIGN_OR_RETURN(const std::string text, TextField(line, "prompt"));
   if (text.empty()) return absl::InvalidArgumentError("'prompt' is empty");
-  if (chat_.format == ChatFormat::kNone) {
-    const std::string system = system_prompt_.value_or("");
-    // A line of its own, as contents of messages are where there is no format.
-    return EncodeRaw(system.empty() ? text : absl::StrCat(system, "\n", text));
+  if (chat_.format == ChatFormat::kNone && system_prompt_.value_or("").empty()) {
+    return EncodeRaw(text);
   }
   return EncodeMessages({{"user", text}});
 }

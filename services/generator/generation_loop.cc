@@ -183,14 +183,13 @@ void GenerationLoop::Measure(absl::Span<const Event> events, int64_t start_ns) {
 // One a second: weights that aren't finite fail everything.
 void GenerationLoop::LogFailure(Api api, const absl::Status& status) {
   const int64_t now_ns = Clock::Real().NowNs();
-  if (num_failures_untold_ > 0 && now_ns < next_failure_log_ns_) {
+  if (now_ns < next_failure_log_ns_) {
     ++num_failures_untold_;
     return;
   }
-  const int64_t untold = std::max<int64_t>(num_failures_untold_ - 1, 0);
+  const int64_t untold = std::exchange(num_failures_untold_, 0);
   LogWarning("a completion failed (", api == Api::kHttp ? "HTTP" : "gRPC", "): ", status.ToString(),
              untold > 0 ? absl::StrCat("; ", untold, " more before it") : "");
-  num_failures_untold_ = 1;
   next_failure_log_ns_ = now_ns + 1'000'000'000;
 }
 

@@ -241,6 +241,12 @@ TEST_CASE("a model and questions are enough for `stretto eval`, and bad question
   INFO(log);
   CHECK(log.find("judged as `integer`") != std::string::npos);
   CHECK(log.find(" of 8 correct") != std::string::npos);
+  // The model of the flag takes the place of the run file's, which needn't be there.
+  const std::string questions =
+      absl::StrCat(STRETTO_SOURCE_DIR, "/examples/arithmetic/tiny-eval.jsonl");
+  std::ofstream(folder.File("run.yaml"))
+      << "model: {path: nowhere}\ndata: {train: " << questions << "}\nrewards: [{type: integer}]\n";
+  CHECK(eval(questions, 0, {folder.File("run.yaml")}).find(" of 8 correct") != std::string::npos);
   std::ofstream(folder.File("bad.jsonl")) << "{\"prompt\": \"1+1=\", \"answer\": 2}\n\n"
                                              "{\"prompt\": \"1+2=\", \"answer\": null}\n";
   CHECK(eval(folder.File("bad.jsonl"), 2)

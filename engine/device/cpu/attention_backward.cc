@@ -157,16 +157,21 @@ class SegmentGradient {
   // scores[Q × visible] = a[Q × C] · (panels with tokens in the lanes)
   void TokenProduct(const float* a, const float* panels, float* scores, int64_t queries,
                     int64_t visible) const {
-    Tile t;
+    Tile t = ScoreTile(Source{panels, false}, scores, visible);
     t.a = a;
     t.a_stride = c_;
+    Product(t, queries);
+  }
+  // All but the rows of A.
+  Tile ScoreTile(Source panels, float* scores, int64_t visible) const {
+    Tile t;
     t.k = c_;
-    t.panels = Source{panels, false};
+    t.panels = panels;
     t.panel_stride = c_ * kPanel;
     t.num_panels = visible / kPanel;
     t.c = scores;
     t.c_stride = padded_l_;
-    Product(t, queries);
+    return t;
   }
 
   // scores[Q × visible] = q · (words of keys): in f32 for tiles where words would show in the bits.
@@ -182,15 +187,9 @@ class SegmentGradient {
       if (dots[i]) continue;
       kernels_.gemm->interleave(Source{q_ + begin, false}, c_, tiles.Size(i), c_, q_tiles_ + begin);
     }
-    Tile t;
+    Tile t = ScoreTile(Source{keys_by_token_, true}, scores_, visible);
     t.a = q_tiles_;
     t.a_k_major = true;
-    t.k = c_;
-    t.panels = Source{keys_by_token_, true};
-    t.panel_stride = c_ * kPanel;
-    t.num_panels = visible / kPanel;
-    t.c = scores_;
-    t.c_stride = padded_l_;
     kernels_.dot->row_tiles(t, tiles, PanelsAhead{}, dots.data());
   }
 

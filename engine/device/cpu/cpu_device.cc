@@ -36,15 +36,8 @@ class CpuStream : public Stream {};
 
 class CpuPackedWeight : public PackedWeight {
  public:
-  CpuPackedWeight(Buffer buffer, int64_t n, int64_t k, DType dtype, WeightFormat format, bool pairs,
-                  bool ordered)
-      : buffer_(std::move(buffer)),
-        n_(n),
-        k_(k),
-        dtype_(dtype),
-        format_(format),
-        pairs_(pairs),
-        ordered_(ordered) {}
+  CpuPackedWeight(Buffer buffer, int64_t n, int64_t k, DType dtype, WeightFormat format, bool pairs)
+      : buffer_(std::move(buffer)), n_(n), k_(k), dtype_(dtype), format_(format), pairs_(pairs) {}
   int64_t n() const override { return n_; }
   int64_t k() const override { return k_; }
   size_t bytes() const override { return buffer_.bytes(); }
@@ -58,7 +51,6 @@ class CpuPackedWeight : public PackedWeight {
     b.k = k_;
     b.format = format_;
     b.pairs = pairs_;
-    b.ordered = ordered_;
     b.least = least_;
     if (format_ == WeightFormat::kInt8 || format_ == WeightFormat::kFp8) {
       b.column_scales = reinterpret_cast<const float*>(
@@ -73,7 +65,7 @@ class CpuPackedWeight : public PackedWeight {
   int64_t n_, k_;
   DType dtype_;
   WeightFormat format_;
-  bool pairs_, ordered_;
+  bool pairs_;
   uint16_t least_ = 0;
 };
 
@@ -201,9 +193,7 @@ class CpuDevice final : public Device, public LendsThreads {
                                                           : cpu::QuantLayout(n, k, format).bytes);
     if (!buffer.ok()) return buffer.status();
     const bool pairs = cpu::TakesPairs(kernels_, k, dtype, format);
-    const bool ordered = cpu::TakesOrder(kernels_, k, format);
-    auto weight =
-        std::make_unique<CpuPackedWeight>(*std::move(buffer), n, k, dtype, format, pairs, ordered);
+    auto weight = std::make_unique<CpuPackedWeight>(*std::move(buffer), n, k, dtype, format, pairs);
     Repack(stream, *weight, parts_NK);
     return weight;
   }

@@ -304,7 +304,7 @@ auto RowTilesOf(const Kernels& kernels, const PanelMatrix& b) {
   const DotKernels& dot = *kernels.dot;
   switch (b.format) {
     case WeightFormat::kInt8:
-      return b.ordered ? dot.bytes->row_tiles_int8 : dot.row_tiles_int8;
+      return TakesOrder(kernels, b.k, b.format) ? dot.bytes->row_tiles_int8 : dot.row_tiles_int8;
     case WeightFormat::kFp8:
       return dot.bytes->row_tiles_fp8;
     default:

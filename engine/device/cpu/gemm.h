@@ -24,7 +24,6 @@ struct PanelMatrix {
   WeightFormat format = WeightFormat::kPlain;
   const float* column_scales = nullptr;  // ceil(n / 16) · 16; int8 and fp8
   bool pairs = false;                    // panels [k / 2][16] of words, as gemm_dot.h has them
-  bool ordered = false;                  // pairs of bytes that ByteDotKernels ordered
   uint16_t least = 0;                    // of pairs: what packing them returned
 
   int64_t num_panels() const { return (n + kPanel - 1) / kPanel; }
