@@ -147,7 +147,7 @@ class Rank {
     return batch;
   }
 
-  CollectiveCall CallOf(CollectiveKind kind, DType dtype, const ShardMap::Unit& unit) {
+  CollectiveCall CallOf(CollectiveKind kind, DType dtype, const ShardMap::Part& unit) {
     CollectiveCall call;
     call.kind = kind;
     call.dtype = dtype;
@@ -167,7 +167,7 @@ class Rank {
   // The collectives of a step with one micro-batch a rank.
   void Communicate() {
     const ShardMap map(engine::ParameterLayout(Config()), kRanks);
-    const auto& units = map.units();
+    const auto& units = map.parts();
     const auto run = [&](CollectiveKind kind, DType dtype, size_t unit) {
       Check(group_->Start(CallOf(kind, dtype, units[unit])).Wait());
     };

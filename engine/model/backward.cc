@@ -34,6 +34,7 @@ void PackedPass::Backward(Stream& stream, const ModelWeights& weights,
     }
     if (options_.checkpointing != Checkpointing::kNone) RunGateUp(c, weights.layers[l], t);
     BackwardMlp(c, g, l, t);
+    if (options_.units != nullptr) options_.units->AfterMlpBackward(1 + l);
     BackwardAttention(c, g, l, t);
     Leave(1 + l);
   }
@@ -43,7 +44,8 @@ void PackedPass::Backward(Stream& stream, const ModelWeights& weights,
   } else {
     Enter(g, 0);
   }
-  if (options_.lora == nullptr) {
+  const bool taken = options_.units != nullptr && options_.units->TakeLookups(s.d_x_TD.Rows(0, T));
+  if (options_.lora == nullptr && !taken) {
     c.device.EmbeddingBackward(stream, layout.embedding.In(g.unit.gradients), s.d_x_TD.Rows(0, T),
                                s.ids_T.Cols(0, T));
   }
@@ -165,6 +167,10 @@ void PackedPass::BackwardHeadChunk(const LayerContext& c, const GradientContext&
   if (options_.lora == nullptr) {
     c.device.LinearBackwardWeight(c.stream, g.layout.lm_head.In(g.head.gradients), d_logits,
                                   s.normed_RD.Rows(0, count));
+  }
+  const bool tied = g.layout.lm_head.offset == g.layout.embedding.offset;
+  if (options_.units != nullptr && tied && begin + count == s.batch->num_targets()) {
+    options_.units->AfterTiedHeadBackward();
   }
   c.device.LinearBackwardInput(c.stream, d_normed, d_logits,
                                g.layout.lm_head.In(g.head.flat_weights), /*accumulate=*/false);

@@ -54,6 +54,15 @@ class ParameterUnits {
   // A tied head is of unit 0, which is asked for before the last unit and is done with at the end.
   virtual Tensors BeforeBackward(int64_t unit) = 0;
   virtual void AfterBackward(int64_t unit) = 0;
+
+  // For owners that send gradients on their way. Of a layer, earlier than AfterBackward: those of
+  // the MLP and its norm are done.
+  virtual void AfterMlpBackward(int64_t /*unit*/) {}
+  // Those of a tied head are done, but for the rows of them that are looked up: they come with
+  // unit 0.
+  virtual void AfterTiedHeadBackward() {}
+  // Whether the owner adds the gradients of looked-up rows to unit 0's itself, in order of rows.
+  virtual bool TakeLookups(const Tensor& /*d_x_TD*/) { return false; }
 };
 
 struct PackedPassOptions;

@@ -16,7 +16,7 @@ struct Units {
     const ShardMap map(layout, 1);
     all = static_cast<size_t>(layout.size());
     layer = static_cast<size_t>(map.largest_layer());
-    ends = static_cast<size_t>(map.units().front().size() + map.units().back().size());
+    ends = static_cast<size_t>(map.UnitSize(0) + map.UnitSize(map.num_units() - 1));
     layers = layout.layers.size();
     head = static_cast<size_t>(config.num_outputs() * config.hidden_size);
   }

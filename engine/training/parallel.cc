@@ -1,6 +1,7 @@
 #include "engine/training/parallel.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/status.h"
@@ -41,34 +42,54 @@ ShardMap::ShardMap(const ParameterLayout& layout, int num_ranks) : owned_(num_ra
   begins.push_back(layout.final_norm.offset);
   begins.push_back(layout.size());
   for (size_t u = 0; u + 1 < begins.size(); ++u) {
-    Unit unit{begins[u], begins[u + 1], {}, {}, {}};
-    const int64_t blocks = (unit.size() + kBlock - 1) / kBlock;
-    int64_t offset = 0;
-    for (int r = 0; r < num_ranks; ++r) {
-      // Units begin their remainders at different ranks, so that all own about the same.
-      const auto turn = static_cast<int64_t>((r + u * (num_ranks - 1)) % num_ranks);
-      const int64_t mine = blocks / num_ranks + (turn < blocks % num_ranks ? 1 : 0);
-      const int64_t count = std::min(mine * kBlock, unit.size() - offset);
-      unit.counts.push_back(count);
-      unit.offsets.push_back(offset);
-      unit.local.push_back(owned_[r]);
-      owned_[r] += count;
-      offset += count;
+    const int64_t begin = begins[u], end = begins[u + 1];
+    const bool is_layer = u > 0 && u <= layout.layers.size() && !layout.has_leaves();
+    int64_t middle = begin;
+    if (is_layer && layout.layers[u - 1].post_attention_norm) {
+      const int64_t attention = layout.layers[u - 1].post_attention_norm.offset - begin;
+      middle = begin + (attention + kBlock - 1) / kBlock * kBlock;
     }
-    STRETTO_CHECK(offset == unit.size());
-    units_.push_back(std::move(unit));
+    const int64_t least = num_ranks * kBlock;  // of a part: a block for each
+    const bool splits = num_ranks > 1 && middle - begin >= least && end - middle >= least;
+    if (splits) AddPart(begin, middle);
+    AddPart(splits ? middle : begin, end);
+    first_parts_.push_back(static_cast<int64_t>(parts_.size()));
   }
 }
 
-int64_t ShardMap::UnitOf(int64_t offset) const {
-  const auto after = std::upper_bound(units_.begin(), units_.end(), offset,
-                                      [](int64_t o, const Unit& u) { return o < u.begin; });
-  return after - units_.begin() - 1;
+void ShardMap::AddPart(int64_t begin, int64_t end) {
+  Part part{begin, end, {}, {}, {}};
+  const int num_ranks = this->num_ranks();
+  const int64_t blocks = (part.size() + kBlock - 1) / kBlock;
+  // Those that own the least so far have the remainder, so that all own about the same.
+  std::vector<int> by_owned(num_ranks);
+  std::iota(by_owned.begin(), by_owned.end(), 0);
+  std::stable_sort(by_owned.begin(), by_owned.end(),
+                   [this](int a, int b) { return owned_[a] < owned_[b]; });
+  std::vector<int64_t> blocks_of(num_ranks, blocks / num_ranks);
+  for (int64_t i = 0; i < blocks % num_ranks; ++i) ++blocks_of[by_owned[i]];
+  int64_t offset = 0;
+  for (int r = 0; r < num_ranks; ++r) {
+    const int64_t count = std::min(blocks_of[r] * kBlock, part.size() - offset);
+    part.counts.push_back(count);
+    part.offsets.push_back(offset);
+    part.local.push_back(owned_[r]);
+    owned_[r] += count;
+    offset += count;
+  }
+  STRETTO_CHECK(offset == part.size());
+  parts_.push_back(std::move(part));
+}
+
+int64_t ShardMap::PartOf(int64_t offset) const {
+  const auto after = std::upper_bound(parts_.begin(), parts_.end(), offset,
+                                      [](int64_t o, const Part& p) { return o < p.begin; });
+  return after - parts_.begin() - 1;
 }
 
 int64_t ShardMap::largest_layer() const {
   int64_t largest = 0;
-  for (size_t u = 1; u + 1 < units_.size(); ++u) largest = std::max(largest, units_[u].size());
+  for (int64_t u = 1; u + 1 < num_units(); ++u) largest = std::max(largest, UnitSize(u));
   return largest;
 }
 

@@ -6,14 +6,17 @@
 // joined by the binary tree of collectives/sum_tree.h. So any number of ranks up to L gives the
 // same bits, and L = 1 those of a single accumulation.
 //
-// Units and blocks. The flat run of parameters is cut into units (packed_pass.h: embedding, each
-// layer, head), a unit into blocks of 4096 elements, and each rank owns a run of every unit's
+// Units, parts and blocks. The flat run of parameters is cut into units (packed_pass.h: embedding,
+// each layer, head), and a unit into blocks of 4096 elements. What is sent on its way at once is a
+// part: a unit, or one of the two that a layer is cut into between blocks, its attention and its
+// MLP, since a backward pass is done with the MLP earlier. Each rank owns a run of every part's
 // blocks. Sums over gradients (the norm) are made of blocks, in order, whoever owns them.
 //
 // Leaves of K (model/leaf_layout.h) are another division, of the model itself; tensor_parallel.h.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -57,7 +60,7 @@ struct ParallelOptions {
 class ShardMap {
  public:
   static constexpr int64_t kBlock = 4096;
-  struct Unit {
+  struct Part {
     int64_t begin = 0, end = 0;    // in the flat run
     std::vector<int64_t> counts;   // elements of each rank, whole blocks but for the last
     std::vector<int64_t> offsets;  // where they begin, from `begin`
@@ -66,14 +69,26 @@ class ShardMap {
   };
   ShardMap(const ParameterLayout& layout, int num_ranks);
 
-  const std::vector<Unit>& units() const { return units_; }
-  int64_t UnitOf(int64_t offset) const;
+  const std::vector<Part>& parts() const { return parts_; }
+  int64_t PartOf(int64_t offset) const;
+  // Parts [first, second) of a unit: one, or those of attention and MLP.
+  std::pair<int64_t, int64_t> PartsOf(int64_t unit) const {
+    return {first_parts_[unit], first_parts_[unit + 1]};
+  }
+  int64_t num_units() const { return static_cast<int64_t>(first_parts_.size()) - 1; }
+  int64_t UnitBegin(int64_t unit) const { return parts_[first_parts_[unit]].begin; }
+  int64_t UnitSize(int64_t unit) const {
+    return parts_[first_parts_[unit + 1] - 1].end - UnitBegin(unit);
+  }
   int64_t owned(int rank) const { return owned_[rank]; }
   int num_ranks() const { return static_cast<int>(owned_.size()); }
   int64_t largest_layer() const;  // elements
 
  private:
-  std::vector<Unit> units_;
+  void AddPart(int64_t begin, int64_t end);
+
+  std::vector<Part> parts_;
+  std::vector<int64_t> first_parts_ = {0};  // of units, and one past the last
   std::vector<int64_t> owned_;
 };
 

@@ -133,11 +133,11 @@ TEST_CASE("every element has one owner, and ranks own about the same") {
     for (int n = 1; n <= 5; ++n) {
       const ShardMap map(layout, n);
       int64_t next = 0;
-      for (size_t i = 0; i < map.units().size(); ++i) {
-        const ShardMap::Unit& u = map.units()[i];
+      for (size_t i = 0; i < map.parts().size(); ++i) {
+        const ShardMap::Part& u = map.parts()[i];
         CHECK(u.begin == next);
-        CHECK(map.UnitOf(u.begin) == static_cast<int64_t>(i));
-        CHECK(map.UnitOf(u.end - 1) == static_cast<int64_t>(i));
+        CHECK(map.PartOf(u.begin) == static_cast<int64_t>(i));
+        CHECK(map.PartOf(u.end - 1) == static_cast<int64_t>(i));
         int64_t offset = 0;
         for (int r = 0; r < n; ++r) {
           CHECK(u.offsets[r] == offset);
@@ -265,6 +265,19 @@ TEST_CASE("one leaf is a single accumulation, whatever divides the state of one 
   }
 }
 
+// Without an advantage there is no gradient.
+class WhereAdvantage final : public Objective {
+ public:
+  void Evaluate(const ObjectiveInput& in, ObjectiveOutput& out) const override {
+    for (size_t c = 0; c < in.advantages.size(); ++c) {
+      for (int64_t t = in.completion_begin[c]; t < in.completion_begin[c + 1]; ++t) {
+        out.loss -= double{in.advantages[c]} * in.logprobs[t];
+        out.d_logprobs[t] = -in.advantages[c] / static_cast<float>(in.step_tokens);
+      }
+    }
+  }
+};
+
 // Unequal work: one micro-batch for three ranks, then some that need no backward pass at all.
 TEST_CASE("ranks without work of their own take part all the same") {
   PhiloxStream random(stretto::testing::Seed(), 98);
@@ -272,17 +285,6 @@ TEST_CASE("ranks without work of their own take part all the same") {
   std::vector<TrainBatch> batches = Batches(config, 4, 99);
   batches[0].groups.resize(1);
   batches[0].groups[0].completions.resize(1);
-  class WhereAdvantage final : public Objective {
-   public:
-    void Evaluate(const ObjectiveInput& in, ObjectiveOutput& out) const override {
-      for (size_t c = 0; c < in.advantages.size(); ++c) {
-        for (int64_t t = in.completion_begin[c]; t < in.completion_begin[c + 1]; ++t) {
-          out.loss -= double{in.advantages[c]} * in.logprobs[t];
-          out.d_logprobs[t] = -in.advantages[c] / static_cast<float>(in.step_tokens);
-        }
-      }
-    }
-  };
   for (TrainGroup& g : batches[1].groups) {
     for (TrainCompletion& c : g.completions) c.advantage = 0;
   }
@@ -328,6 +330,55 @@ ModelConfig EvenModel() {
   return config;
 }
 
+// Large enough that layers are sent in two parts and a tied embedding's gradient in two halves.
+TEST_CASE("gradients that are sent in parts have the same bits") {
+  ModelConfig config = EvenModel();
+  config.vocab_size = 500;
+  config.num_layers = 2;
+  const ShardMap map(ParameterLayout(config), 3);
+  REQUIRE(map.PartsOf(1).second - map.PartsOf(1).first == 2);
+  for (const bool tied : {true, false}) {
+    config.tie_word_embeddings = tied;
+    std::vector<TrainBatch> batches = Batches(config, 3, 107);
+    for (TrainCompletion& c : batches[1].groups.back().completions) c.advantage = 0;
+    for (TrainCompletion& c : batches[2].groups.front().completions) c.advantage = 0;
+    TrainerOptions options = SmallOptions(kLength);
+    options.micro_batch_tokens = 50;
+    const auto run = [&](Communicator* group) {
+      const auto device = MakeDevice("cpu", 1);
+      const auto engine = EngineIn(group, *device, config, options);
+      Outcome out;
+      for (const TrainBatch& batch : batches) {
+        const auto result = engine->Step(batch, WhereAdvantage());
+        STRETTO_CHECK_MSG(result.ok(), std::string(result.status().message()).c_str());
+        out.losses.push_back(result->loss);
+        out.norms.push_back(result->grad_norm);
+        out.max_micro_batches = std::max(out.max_micro_batches, result->num_micro_batches);
+      }
+      out.state = FullState(*engine);
+      // Of what is sent to each rank alone there is nothing else.
+      const bool in_halves =
+          group != nullptr && group->traffic(CollectiveKind::kAllToAll).bytes_sent > 0;
+      STRETTO_CHECK(group == nullptr || in_halves == tied);
+      return out;
+    };
+    for (const int64_t leaves : {3, 64}) {  // several micro-batches in a leaf, or one
+      options.parallel.reduction_leaves = leaves;
+      options.parallel.kind = DataParallel::kDdp;
+      const Outcome alone = run(nullptr);
+      REQUIRE(alone.max_micro_batches > 3);
+      for (const DataParallel kind : kLayouts) {
+        options.parallel.kind = kind;
+        if (options.parallel.streams_gradients() != (leaves == 64)) continue;
+        INFO(Name(kind) << ", tied " << tied);
+        for (const Outcome& out : RunRanks<Outcome>(3, [&](Communicator& c) { return run(&c); })) {
+          CHECK(Difference(alone, out) == "");
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("bytes held and bytes sent are those of the formulas") {
   const ModelConfig config = EvenModel();
   const auto P = static_cast<double>(ParameterLayout(config).size());
@@ -348,7 +399,7 @@ TEST_CASE("bytes held and bytes sent are those of the formulas") {
   options.parallel.reduction_leaves = 4;
   struct Seen {
     MemoryLedger memory;
-    CollectiveTraffic reduced, scattered, gathered;
+    CollectiveTraffic reduced, scattered, gathered, exchanged;
   };
   const auto within = [](double value, double expected) {
     return Approx(expected).epsilon(0.05) == value;
@@ -368,7 +419,7 @@ TEST_CASE("bytes held and bytes sent are those of the formulas") {
           STRETTO_CHECK(result.ok() && result->num_micro_batches == n);
           Seen seen{engine->memory(), c.traffic(CollectiveKind::kAllReduce),
                     c.traffic(CollectiveKind::kReduceScatter),
-                    c.traffic(CollectiveKind::kAllGather)};
+                    c.traffic(CollectiveKind::kAllGather), c.traffic(CollectiveKind::kAllToAll)};
           seen.gathered.bytes_sent -= before.bytes_sent;
           seen.gathered.bytes_received -= before.bytes_received;
           return seen;
@@ -388,7 +439,7 @@ TEST_CASE("bytes held and bytes sent are those of the formulas") {
           // weights as are gathered at once.
           if (options.parallel.streams_gradients()) {
             const ShardMap map(ParameterLayout(config), n);
-            const int64_t ends = map.units().front().size() + map.units().back().size();
+            const int64_t ends = map.UnitSize(0) + map.UnitSize(map.num_units() - 1);
             const auto windows = [&](int64_t layers) {
               return static_cast<double>(layers * map.largest_layer() + ends);
             };
@@ -398,7 +449,7 @@ TEST_CASE("bytes held and bytes sent are those of the formulas") {
                   G * windows(2) + (kind == DataParallel::kFsdp ? W * windows(gathered) : 0));
           }
           sent += static_cast<double>(s.reduced.bytes_sent + s.scattered.bytes_sent +
-                                      s.gathered.bytes_sent);
+                                      s.gathered.bytes_sent + s.exchanged.bytes_sent);
         }
         CHECK(within(held, expected));
         // A rank's mean: blocks make shares uneven, but not the sum of what all send.

@@ -168,8 +168,32 @@ absl::StatusOr<StepResult> TrainerEngine::TakeStep(const TrainBatch& batch,
   return result;
 }
 
+// Tensor-parallel passes don't part a tied embedding's gradient.
+TiedEmbeddingSum::IdsOfRanks TrainerEngine::IdsOfLastPasses(const StepContext& step) const {
+  TiedEmbeddingSum::IdsOfRanks ids;
+  for (int r = 0; group_ != nullptr && tensor_ == nullptr && r < group_->size(); ++r) {
+    const std::vector<int64_t> leaves = step.plan.LeavesOf(r);
+    ids.emplace_back();
+    if (leaves.empty()) continue;
+    ids.back() =
+        step.micro_batches[step.plan.MicroBatchesOf(leaves.back()).second - 1].packed.ids_T;
+  }
+  return ids;
+}
+
+TiedEmbeddingSum::IdsOfRanks TrainerEngine::IdsOfRound(
+    const StepContext& step, const std::vector<int64_t>& leaf_of_rank) const {
+  TiedEmbeddingSum::IdsOfRanks ids;
+  for (size_t r = 0; tensor_ == nullptr && r < leaf_of_rank.size(); ++r) {
+    ids.emplace_back();
+    if (leaf_of_rank[r] < 0) continue;
+    ids.back() = step.micro_batches[step.plan.MicroBatchesOf(leaf_of_rank[r]).first].packed.ids_T;
+  }
+  return ids;
+}
+
 absl::Status TrainerEngine::RunLeaves(const StepContext& step, LeafResults& results) {
-  state_->BeginStep(step.plan);
+  state_->BeginStep(step.plan, IdsOfLastPasses(step));
   state_->BeginLeaf();  // a rank without leaves has no gradients either
   const std::vector<int64_t> leaves = step.plan.LeavesOf(group_ == nullptr ? 0 : group_->rank());
   for (const int64_t leaf : leaves) {
@@ -206,7 +230,7 @@ absl::Status TrainerEngine::RunRound(const StepContext& step, int64_t round, Lea
   UnitStream& stream = *state_->stream();
   const std::vector<int64_t> leaf_of_rank = step.plan.Round(round);
   const int64_t leaf = leaf_of_rank[group_->rank()];
-  stream.BeginRound(leaf_of_rank);
+  stream.BeginRound(leaf_of_rank, IdsOfRound(step, leaf_of_rank));
   Targets targets;
   if (leaf >= 0) {
     StepResult& result = results[leaf];

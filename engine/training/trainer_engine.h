@@ -241,6 +241,10 @@ class TrainerEngine {
     const LeafPlan& plan;
   };
   absl::StatusOr<StepResult> TakeStep(const TrainBatch& batch, const Objective& objective);
+  // The tokens of each rank's last pass of the step, or of its pass of a round.
+  TiedEmbeddingSum::IdsOfRanks IdsOfLastPasses(const StepContext& step) const;
+  TiedEmbeddingSum::IdsOfRanks IdsOfRound(const StepContext& step,
+                                          const std::vector<int64_t>& leaf_of_rank) const;
   absl::Status RunLeaves(const StepContext& step, LeafResults& results);
   absl::Status RunRounds(const StepContext& step, LeafResults& results);
   absl::Status RunRound(const StepContext& step, int64_t round, LeafResults& results);

@@ -29,9 +29,21 @@ class TrainingState::Follower final : public ParameterUnits {
   Tensors BeforeBackward(int64_t) override {
     return {state_.model_ ? state_.model_ : state_.weights_flat_, state_.gradients_};
   }
+  void AfterMlpBackward(int64_t unit) override {
+    const auto [begin, end] = state_.map_.PartsOf(unit);
+    if (expected_ && end - begin > 1) state_.StartSum(begin + 1, {});
+  }
+  void AfterTiedHeadBackward() override {
+    if (expected_ && state_.halves_) state_.StartTiedHead();
+  }
+  bool TakeLookups(const Tensor& d_x_TD) override {
+    if (!expected_ || !state_.halves_) return false;
+    state_.StartLookups(d_x_TD);
+    return true;
+  }
   void AfterBackward(int64_t unit) override {
     if (!expected_) return;
-    state_.StartSum(unit, {});
+    if (unit > 0 || !state_.halves_) state_.StartSum(state_.map_.PartsOf(unit).first, {});
     if (unit == 0) expected_ = false;
   }
   void Expect(bool last) { expected_ = last; }
@@ -52,7 +64,8 @@ TrainingState::TrainingState(Device& device, Stream& stream,
       communicator_(communicator),
       leaves_(leaves),
       map_(*layout_, communicator == nullptr ? 1 : communicator->size()),
-      whole_(*layout_, 1) {}
+      whole_(*layout_, 1),
+      tied_embedding_(map_.parts()[0], layout_->embedding, rank()) {}
 TrainingState::~TrainingState() {
   FinishReaders();
   WaitAll(sums_).IgnoreError();  // they use its memory
@@ -91,9 +104,9 @@ absl::StatusOr<std::unique_ptr<TrainingState>> TrainingState::Create(
 
 absl::Status TrainingState::AllocateOptimizer(const OptimizerStorage& storage) {
   std::vector<OptimizerState::Run> runs;
-  for (const ShardMap::Unit& u : optimizer_place_.map->units()) {
+  for (const ShardMap::Part& p : optimizer_place_.map->parts()) {
     const int r = optimizer_place_.rank;
-    if (u.counts[r] > 0) runs.push_back({u.local[r], u.counts[r]});
+    if (p.counts[r] > 0) runs.push_back({p.local[r], p.counts[r]});
   }
   ASSIGN_OR_RETURN(optimizer_, OptimizerState::Create(device_, stream_, std::move(runs), storage));
   return absl::OkStatus();
@@ -146,16 +159,28 @@ ParameterUnits* TrainingState::units() {
   return follower_.get();
 }
 
-TrainingState::Piece TrainingState::PieceOf(const Place& place, int64_t unit) {
-  const ShardMap::Unit& u = place.map->units()[unit];
-  return {u.begin + u.offsets[place.rank], u.counts[place.rank]};
+TrainingState::Piece TrainingState::PieceOf(const Place& place, int64_t part) {
+  const ShardMap::Part& p = place.map->parts()[part];
+  return {p.begin + p.offsets[place.rank], p.counts[place.rank]};
+}
+
+std::vector<TrainingState::Piece> TrainingState::PiecesOf(const Place& place, int64_t begin,
+                                                          int64_t end) {
+  std::vector<Piece> pieces;
+  for (int64_t p = place.map->PartOf(begin); p <= place.map->PartOf(end - 1); ++p) {
+    const Piece piece = PieceOf(place, p);
+    const int64_t from = std::max(piece.begin, begin);
+    const int64_t to = std::min(piece.begin + piece.count, end);
+    if (from < to) pieces.push_back({from, to - from});
+  }
+  return pieces;
 }
 
 int64_t TrainingState::LocalOf(const Place& place, int64_t begin, int64_t count) {
-  const ShardMap::Unit& u = place.map->units()[place.map->UnitOf(begin)];
-  const int64_t from = begin - u.begin - u.offsets[place.rank];
-  STRETTO_CHECK(from >= 0 && from + count <= u.counts[place.rank]);
-  return u.local[place.rank] + from;
+  const ShardMap::Part& p = place.map->parts()[place.map->PartOf(begin)];
+  const int64_t from = begin - p.begin - p.offsets[place.rank];
+  STRETTO_CHECK(from >= 0 && from + count <= p.counts[place.rank]);
+  return p.local[place.rank] + from;
 }
 
 Tensor TrainingState::In(const Tensor& tensor, const Place& place, int64_t begin,
@@ -168,21 +193,20 @@ std::vector<StatePart> TrainingState::PartsToWrite() const {
   const Place mine{&map_, rank()};
   for (const StateTensor which : {StateTensor::kMaster, StateTensor::kM, StateTensor::kV}) {
     for (const Parameter& p : layout_->parameters()) {
-      const Piece piece = PieceOf(mine, map_.UnitOf(p.view.offset));
-      const int64_t begin = std::max(piece.begin, p.view.offset);
-      const int64_t end = std::min(piece.begin + piece.count, p.view.offset + p.view.size());
-      if (begin >= end) continue;
-      StatePart& part = parts.emplace_back();
-      part = {which, &p, begin - p.view.offset, end - begin, {}, 0, 0, 0, 0, nullptr};
-      if (is_plain()) {
-        part.values = In(Flat(which), optimizer_place_, begin, end - begin);
-        part.values.row_stride = part.values.cols;  // of one row: the host reaches it as one run
-        continue;
+      for (const auto& [begin, count] :
+           PiecesOf(mine, p.view.offset, p.view.offset + p.view.size())) {
+        StatePart& part = parts.emplace_back();
+        part = {which, &p, begin - p.view.offset, count, {}, 0, 0, 0, 0, nullptr};
+        if (is_plain()) {
+          part.values = In(Flat(which), optimizer_place_, begin, count);
+          part.values.row_stride = part.values.cols;  // of one row: the host reaches it as one run
+          continue;
+        }
+        const int64_t local = LocalOf(optimizer_place_, begin, count);
+        part.read = [this, which, local](int64_t first, int64_t num, float* dst) {
+          return optimizer_->Read(which, local + first, num, dst);
+        };
       }
-      const int64_t local = LocalOf(optimizer_place_, begin, end - begin);
-      part.read = [this, which, local](int64_t first, int64_t count, float* dst) {
-        return optimizer_->Read(which, local + first, count, dst);
-      };
     }
   }
   return parts;
@@ -196,12 +220,11 @@ void TrainingState::FinishReaders() {
 void TrainingState::Upload(StateTensor which, const Parameter& parameter, const float* src) {
   FinishReaders();
   const ParameterView& view = parameter.view;
-  const Piece piece = PieceOf(optimizer_place_, map_.UnitOf(view.offset));
-  const int64_t begin = std::max(view.offset, piece.begin);
-  const int64_t end = std::min(view.offset + view.size(), piece.begin + piece.count);
-  if (begin >= end) return;
-  upload_status_.Update(optimizer_->Write(which, LocalOf(optimizer_place_, begin, end - begin),
-                                          end - begin, src + (begin - view.offset)));
+  for (const auto& [begin, count] :
+       PiecesOf(optimizer_place_, view.offset, view.offset + view.size())) {
+    upload_status_.Update(optimizer_->Write(which, LocalOf(optimizer_place_, begin, count), count,
+                                            src + (begin - view.offset)));
+  }
 }
 
 absl::Status TrainingState::Read(StateTensor which, int64_t begin, int64_t count,
@@ -215,27 +238,30 @@ absl::Status TrainingState::Download(StateTensor which, const Parameter& paramet
     return Read(which, view.offset, view.size(), dst);
   }
   absl::Status read;
-  std::vector<float> mine;
-  CollectiveCall call;
-  call.kind = CollectiveKind::kAllGather;
-  call.dtype = DType::kF32;
-  call.output = dst;
-  const ShardMap::Unit& u = map_.units()[map_.UnitOf(view.offset)];
-  for (int r = 0; r < map_.num_ranks(); ++r) {
-    const int64_t theirs = u.begin + u.offsets[r];
-    const int64_t begin = std::max(view.offset, theirs);
-    const int64_t end = std::min(view.offset + view.size(), theirs + u.counts[r]);
-    call.counts.push_back(std::max<int64_t>(0, end - begin));
-    call.offsets.push_back(std::max<int64_t>(0, begin - view.offset));
-    if (r == rank() && end > begin) {
-      const int64_t local = u.local[r] + (begin - theirs);
-      mine.resize(static_cast<size_t>(end - begin));
-      read = optimizer_->Read(which, local, end - begin, mine.data());
-      call.input = mine.data();
+  const int64_t view_end = view.offset + view.size();
+  for (int64_t p = map_.PartOf(view.offset); p <= map_.PartOf(view_end - 1); ++p) {
+    std::vector<float> mine;
+    CollectiveCall call;
+    call.kind = CollectiveKind::kAllGather;
+    call.dtype = DType::kF32;
+    call.output = dst;
+    const ShardMap::Part& part = map_.parts()[p];
+    for (int r = 0; r < map_.num_ranks(); ++r) {
+      const int64_t theirs = part.begin + part.offsets[r];
+      const int64_t begin = std::max(view.offset, theirs);
+      const int64_t end = std::min(view_end, theirs + part.counts[r]);
+      call.counts.push_back(std::max<int64_t>(0, end - begin));
+      call.offsets.push_back(std::max<int64_t>(0, begin - view.offset));
+      if (r == rank() && end > begin) {
+        const int64_t local = part.local[r] + (begin - theirs);
+        mine.resize(static_cast<size_t>(end - begin));
+        read.Update(optimizer_->Read(which, local, end - begin, mine.data()));
+        call.input = mine.data();
+      }
     }
+    call.num_elements = call.counts[rank()];
+    RETURN_IF_ERROR(communicator_->Start(std::move(call)).Wait());
   }
-  call.num_elements = call.counts[rank()];
-  RETURN_IF_ERROR(communicator_->Start(std::move(call)).Wait());
   return read;
 }
 
@@ -248,8 +274,8 @@ void TrainingState::ClearMoments() {
 
 absl::Status TrainingState::ForEachWindow(
     const std::function<absl::Status(const Piece&)>& call) const {
-  for (size_t u = 0; u < map_.units().size(); ++u) {
-    const Piece piece = PieceOf(optimizer_place_, static_cast<int64_t>(u));
+  for (size_t p = 0; p < optimizer_place_.map->parts().size(); ++p) {
+    const Piece piece = PieceOf(optimizer_place_, static_cast<int64_t>(p));
     const int64_t window = is_plain() ? piece.count : optimizer_->window();
     for (int64_t done = 0; done < piece.count; done += window) {
       RETURN_IF_ERROR(call({piece.begin + done, std::min(window, piece.count - done)}));
@@ -285,32 +311,32 @@ absl::Status TrainingState::DownloadWeights(uint8_t* dst) {
     return absl::OkStatus();
   }
   const size_t element = SizeOf(weights_flat_.dtype);
-  for (const ShardMap::Unit& u : map_.units()) {
+  for (const ShardMap::Part& p : map_.parts()) {
     CollectiveCall call;
     call.kind = CollectiveKind::kAllGather;
     call.dtype = weights_flat_.dtype;
-    call.counts = u.counts;
-    call.offsets = u.offsets;
-    call.num_elements = u.counts[rank()];
-    call.input = Host(weights_flat_) + static_cast<size_t>(u.local[rank()]) * element;
-    call.output = dst + static_cast<size_t>(u.begin) * element;
+    call.counts = p.counts;
+    call.offsets = p.offsets;
+    call.num_elements = p.counts[rank()];
+    call.input = Host(weights_flat_) + static_cast<size_t>(p.local[rank()]) * element;
+    call.output = dst + static_cast<size_t>(p.begin) * element;
     RETURN_IF_ERROR(communicator_->Start(std::move(call)).Wait());
   }
   return absl::OkStatus();
 }
 
-std::vector<CollectiveCall> TrainingState::BucketsOf(int64_t unit, size_t element_bytes) const {
+std::vector<CollectiveCall> TrainingState::BucketsOf(int64_t part, size_t element_bytes) const {
   const int num_ranks = map_.num_ranks();
   const int64_t slice =
       std::max<int64_t>(1, options_.bucket_bytes / static_cast<int64_t>(element_bytes) / num_ranks);
   std::vector<CollectiveCall> buckets;
-  const ShardMap::Unit& u = map_.units()[unit];
-  const int64_t largest = *std::max_element(u.counts.begin(), u.counts.end());
+  const ShardMap::Part& p = map_.parts()[part];
+  const int64_t largest = *std::max_element(p.counts.begin(), p.counts.end());
   for (int64_t begin = 0; begin < largest; begin += slice) {
     CollectiveCall& call = buckets.emplace_back();
     for (int r = 0; r < num_ranks; ++r) {
-      call.counts.push_back(std::clamp<int64_t>(u.counts[r] - begin, 0, slice));
-      call.offsets.push_back(u.begin + u.offsets[r] + std::min(begin, u.counts[r]));
+      call.counts.push_back(std::clamp<int64_t>(p.counts[r] - begin, 0, slice));
+      call.offsets.push_back(p.begin + p.offsets[r] + std::min(begin, p.counts[r]));
     }
     call.num_elements = call.counts[rank()];
   }
@@ -319,8 +345,8 @@ std::vector<CollectiveCall> TrainingState::BucketsOf(int64_t unit, size_t elemen
 
 absl::Status TrainingState::GatherFlat(const Tensor& flat) {
   std::vector<CollectiveHandle> handles;
-  for (size_t u = 0; u < map_.units().size(); ++u) {
-    for (CollectiveCall& call : BucketsOf(static_cast<int64_t>(u), SizeOf(flat.dtype))) {
+  for (size_t p = 0; p < map_.parts().size(); ++p) {
+    for (CollectiveCall& call : BucketsOf(static_cast<int64_t>(p), SizeOf(flat.dtype))) {
       call.kind = CollectiveKind::kAllGather;
       call.dtype = flat.dtype;
       call.input = Host(flat) + static_cast<size_t>(call.offsets[rank()]) * SizeOf(flat.dtype);
@@ -331,7 +357,7 @@ absl::Status TrainingState::GatherFlat(const Tensor& flat) {
   return WaitAll(handles);
 }
 
-void TrainingState::BeginStep(const LeafPlan& plan) {
+void TrainingState::BeginStep(const LeafPlan& plan, TiedEmbeddingSum::IdsOfRanks ids_of_ranks) {
   sum_call_ = {};
   sum_call_.kind =
       optimizer_place_.map == &whole_ ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
@@ -342,6 +368,13 @@ void TrainingState::BeginStep(const LeafPlan& plan) {
   }
   num_sums_started_ = 0;
   sums_.clear();
+  halves_ = head_started_ = false;
+  if (!alone() && !model_ && !layout_->has_leaves() && !ids_of_ranks.empty() &&
+      layout_->lm_head.offset == layout_->embedding.offset) {
+    halves_ = TiedEmbeddingSum::Pays(ids_of_ranks, layout_->embedding.rows);
+    for (int r = 0; r < map_.num_ranks(); ++r) halves_ = halves_ && plan.LeavesOf(r).size() < 2;
+    if (halves_) tied_embedding_.Begin(std::move(ids_of_ranks));
+  }
   if (follower_ != nullptr) follower_->Expect(false);
 }
 
@@ -373,17 +406,12 @@ void TrainingState::ExpectLastPass() {
   if (follower_ != nullptr && partial_sums_.empty()) follower_->Expect(true);
 }
 
-std::vector<int64_t> TrainingState::UnitsDownwards() const {
-  std::vector<int64_t> units;
-  for (auto u = static_cast<int64_t>(map_.units().size()) - 1; u >= 0; --u) units.push_back(u);
-  return units;
-}
-
-void TrainingState::StartSum(int64_t unit, const std::vector<std::vector<float>>& partials) {
-  STRETTO_CHECK(UnitsDownwards()[num_sums_started_++] == unit);
+void TrainingState::StartSum(int64_t part, const std::vector<std::vector<float>>& partials) {
+  STRETTO_CHECK(part + static_cast<int64_t>(++num_sums_started_) ==
+                static_cast<int64_t>(map_.parts().size()));
   device_.Synchronize(stream_);
   const std::vector<SumNode>& nodes = sum_call_.plan.nodes_of_rank[rank()];
-  for (const CollectiveCall& bucket : BucketsOf(unit, sizeof(float))) {
+  for (const CollectiveCall& bucket : BucketsOf(part, sizeof(float))) {
     CollectiveCall call = sum_call_;
     for (size_t i = 0; i < nodes.size(); ++i) {
       call.parts.push_back({nodes[i], partials.empty() ? static_cast<const void*>(Host(gradients_))
@@ -399,6 +427,40 @@ void TrainingState::StartSum(int64_t unit, const std::vector<std::vector<float>>
   }
 }
 
+void TrainingState::StartTiedHead() {
+  head_started_ = true;
+  device_.Synchronize(stream_);
+  const auto* gradients = reinterpret_cast<const float*>(Host(gradients_));
+  sums_.push_back(communicator_->Start(tied_embedding_.HeadCall(gradients)));
+}
+
+void TrainingState::StartLookups(const Tensor& d_x_TD) {
+  ++num_sums_started_;
+  device_.Synchronize(stream_);
+  const auto* rows = d_x_TD ? reinterpret_cast<const float*>(Host(d_x_TD)) : nullptr;
+  sums_.push_back(communicator_->Start(tied_embedding_.RowsCall(rows, d_x_TD.row_stride)));
+}
+
+void TrainingState::AddTiedEmbedding() {
+  const ShardMap::Part& part = map_.parts()[0];
+  TreeSum sum(sum_call_.plan.used, part.counts[rank()]);
+  for (int r = 0; r < map_.num_ranks(); ++r) {
+    const std::vector<SumNode>& nodes = sum_call_.plan.nodes_of_rank[r];
+    if (!nodes.empty()) sum.Add(nodes[0], tied_embedding_.TakeShare(r));
+  }
+  float* gradients = reinterpret_cast<float*>(Host(gradients_));
+  const std::vector<float> values = sum.Take();
+  std::copy(values.begin(), values.end(), gradients + part.offsets[rank()]);
+  if (sum_call_.kind != CollectiveKind::kAllReduce) return;
+  for (CollectiveCall& call : BucketsOf(0, sizeof(float))) {
+    call.kind = CollectiveKind::kAllGather;
+    call.dtype = DType::kF32;
+    call.input = gradients + call.offsets[rank()];
+    call.output = gradients;
+    sums_.push_back(communicator_->Start(std::move(call)));
+  }
+}
+
 absl::Status TrainingState::SumGradients() {
   std::vector<std::vector<float>> partials;
   for (const auto& sum : partial_sums_) partials.push_back(sum->Take());
@@ -407,9 +469,17 @@ absl::Status TrainingState::SumGradients() {
     if (!partials.empty()) device_.Upload(stream_, gradients_, partials[0].data());
     return absl::OkStatus();
   }
-  const std::vector<int64_t> units = UnitsDownwards();
-  while (num_sums_started_ < units.size()) StartSum(units[num_sums_started_], partials);
-  const absl::Status status = WaitAll(sums_);
+  if (halves_ && !head_started_) StartTiedHead();
+  for (size_t left = map_.parts().size() - num_sums_started_; left > 0; --left) {
+    if (left == 1 && halves_) {
+      StartLookups({});
+    } else {
+      StartSum(static_cast<int64_t>(left) - 1, partials);
+    }
+  }
+  absl::Status status = halves_ ? sums_.back().Wait() : absl::OkStatus();
+  if (halves_ && status.ok()) AddTiedEmbedding();
+  status.Update(WaitAll(sums_));
   sums_.clear();
   return status;
 }

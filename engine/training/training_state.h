@@ -104,7 +104,9 @@ class TrainingState {
   const Tensor& Flat(StateTensor which) const { return optimizer_->Flat(which); }
 
   // --- gradients of a step, for layouts without a stream
-  void BeginStep(const LeafPlan& plan);
+  // `ids_of_ranks`: by rank, the tokens of the last pass of its part of the step, where passes send
+  // a tied embedding's gradient in two halves (tied_embedding_sum.h); or empty.
+  void BeginStep(const LeafPlan& plan, TiedEmbeddingSum::IdsOfRanks ids_of_ranks = {});
   void BeginLeaf();
   // The next backward pass is the last of this rank's part of the step: where its gradients are its
   // only partial, each unit's are sent on their way as soon as they are done, while the units below
@@ -143,8 +145,10 @@ class TrainingState {
   absl::Status AllocateOptimizer(const OptimizerStorage& storage);
   int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
   bool alone() const { return communicator_ == nullptr || communicator_->size() == 1; }
-  // Elements of a unit that a place holds.
-  static Piece PieceOf(const Place& place, int64_t unit);
+  // Elements of a part that a place holds.
+  static Piece PieceOf(const Place& place, int64_t part);
+  // Those among elements [begin, end) of the flat run, part by part.
+  static std::vector<Piece> PiecesOf(const Place& place, int64_t begin, int64_t end);
   // Where an element of the flat run is among those of a place; the `count` from there on are, too.
   static int64_t LocalOf(const Place& place, int64_t begin, int64_t count);
   // Elements [begin, begin + count) of the flat run in a tensor of `place`.
@@ -156,13 +160,17 @@ class TrainingState {
   absl::Status GatherFlat(const Tensor& flat);
   // Where whole weights are held: completes them from the ranks' parts and packs them anew.
   absl::Status PublishWeights();
-  // Calls with the counts of each rank and their offsets in the flat run, for a unit in buckets.
-  std::vector<CollectiveCall> BucketsOf(int64_t unit, size_t element_bytes) const;
-  // Starts the sum of a unit's gradients. `partials`: of this rank's nodes; empty: its only one is
-  // in gradients_.
-  void StartSum(int64_t unit, const std::vector<std::vector<float>>& partials);
-  // Units in the order in which a backward pass is done with them: that of all ranks' collectives.
-  std::vector<int64_t> UnitsDownwards() const;
+  // Calls with the counts of each rank and their offsets in the flat run, for a part in buckets.
+  std::vector<CollectiveCall> BucketsOf(int64_t part, size_t element_bytes) const;
+  // Starts the sum of a part's gradients. `partials`: of this rank's nodes; empty: its only one is
+  // in gradients_. Sums begin with the last part, the order in which a backward pass is done with
+  // them: that of all ranks' collectives.
+  void StartSum(int64_t part, const std::vector<std::vector<float>>& partials);
+  // The two halves of a tied embedding's gradient, before all other sums and instead of the last;
+  // and what they came to.
+  void StartTiedHead();
+  void StartLookups(const Tensor& d_x_TD);
+  void AddTiedEmbedding();
   // Sums of squares of blocks, by unit: of everybody that holds a part of this layout.
   using BlockSums = std::vector<std::vector<double>>;
   absl::StatusOr<BlockSums> SquaredBlocks();
@@ -195,7 +203,10 @@ class TrainingState {
   size_t partial_bytes_max_ = 0;
   std::unique_ptr<Follower> follower_;  // of a rank of several, without a stream
   CollectiveCall sum_call_;             // what the sums of this step have in common
-  size_t num_sums_started_ = 0;         // of UnitsDownwards
+  size_t num_sums_started_ = 0;         // of parts
+  TiedEmbeddingSum tied_embedding_;
+  bool halves_ = false;  // of this step: the tied embedding's gradient comes in two
+  bool head_started_ = false;
   std::vector<CollectiveHandle> sums_;
   std::vector<std::shared_ptr<StateReader>> readers_;
 };

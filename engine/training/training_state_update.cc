@@ -45,13 +45,13 @@ absl::StatusOr<TrainingState::BlockSums> TrainingState::SquaredBlocks() {
   const auto blocks = [](int64_t elements) { return (elements + kBlock - 1) / kBlock; };
   std::vector<double> mine;
   std::vector<int64_t> counts(map_.num_ranks(), 0);
-  for (size_t u = 0; u < map_.units().size(); ++u) {
-    const Piece piece = PieceOf({&map_, rank()}, static_cast<int64_t>(u));
+  for (size_t p = 0; p < map_.parts().size(); ++p) {
+    const Piece piece = PieceOf({&map_, rank()}, static_cast<int64_t>(p));
     for (int64_t i = 0; i < piece.count; i += kBlock) {
       mine.push_back(device_.SquaredNorm(stream_, In(gradients_, gradient_place_, piece.begin + i,
                                                      std::min(kBlock, piece.count - i))));
     }
-    for (int r = 0; r < map_.num_ranks(); ++r) counts[r] += blocks(map_.units()[u].counts[r]);
+    for (int r = 0; r < map_.num_ranks(); ++r) counts[r] += blocks(map_.parts()[p].counts[r]);
   }
   std::vector<double> all = mine;
   std::vector<int64_t> next(map_.num_ranks(), 0);  // where each rank's sums go on
@@ -60,10 +60,14 @@ absl::StatusOr<TrainingState::BlockSums> TrainingState::SquaredBlocks() {
     RETURN_IF_ERROR(GatherDoubles(*communicator_, counts, mine, all));
   }
   BlockSums sums;
-  for (const ShardMap::Unit& u : map_.units()) {
+  for (int64_t u = 0; u < map_.num_units(); ++u) {
     std::vector<double>& unit = sums.emplace_back();
-    for (int r = 0; r < map_.num_ranks(); ++r) {
-      for (int64_t i = 0; i < blocks(u.counts[r]); ++i) unit.push_back(all[next[r]++]);
+    const auto [begin, end] = map_.PartsOf(u);
+    for (int64_t p = begin; p < end; ++p) {
+      for (int r = 0; r < map_.num_ranks(); ++r) {
+        const int64_t count = blocks(map_.parts()[p].counts[r]);
+        for (int64_t i = 0; i < count; ++i) unit.push_back(all[next[r]++]);
+      }
     }
   }
   return sums;

@@ -1,13 +1,18 @@
 #include "engine/training/unit_stream.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "base/status.h"
 
 namespace stretto::engine {
 UnitStream::UnitStream(const UnitStreamContext& context, const ParallelOptions& options)
-    : c_(context), options_(options), sums_(context.map.units().size()) {}
+    : c_(context),
+      options_(options),
+      sums_(context.map.parts().size()),
+      tied_embedding_(context.map.parts()[0], context.layout.embedding,
+                      context.communicator.rank()) {}
 
 UnitStream::~UnitStream() { EndRound().IgnoreError(); }
 
@@ -19,9 +24,8 @@ absl::StatusOr<std::unique_ptr<UnitStream>> UnitStream::Create(const UnitStreamC
 }
 
 absl::Status UnitStream::Allocate() {
-  const auto& units = c_.map.units();
   const int64_t layer = c_.map.largest_layer();
-  const int64_t edges[] = {units.front().size(), units.back().size()};
+  const int64_t edges[] = {c_.map.UnitSize(0), c_.map.UnitSize(last_unit())};
   for (int i = 0; i < 2; ++i) {
     ASSIGN_OR_RETURN(layer_gradients_[i].window, memory_.Make(c_.device, DType::kF32, 1, layer));
     ASSIGN_OR_RETURN(edge_gradients_[i].window, memory_.Make(c_.device, DType::kF32, 1, edges[i]));
@@ -41,7 +45,7 @@ absl::Status UnitStream::Allocate() {
 
 Tensor UnitStream::InFlatRun(const Tensor& window, int64_t unit) const {
   Tensor t = window;
-  t.handle -= static_cast<uint64_t>(c_.map.units()[unit].begin) * SizeOf(t.dtype);
+  t.handle -= static_cast<uint64_t>(c_.map.UnitBegin(unit)) * SizeOf(t.dtype);
   t.rows = 1;
   t.cols = t.row_stride = c_.layout.size();
   return t;
@@ -59,21 +63,31 @@ UnitStream::GradientSlot& UnitStream::GradientSlotOf(int64_t unit) {
 
 void UnitStream::StartGather(int64_t unit) {
   WeightSlot& slot = SlotOf(unit);
-  const ShardMap::Unit& u = c_.map.units()[unit];
   const int rank = c_.communicator.rank();
   slot.unit = unit;
+  slot.gathered.clear();
   if (!status_.ok()) return;
   const size_t element = SizeOf(slot.window.dtype);
-  CollectiveCall call;
-  call.kind = CollectiveKind::kAllGather;
-  call.dtype = slot.window.dtype;
-  call.counts = u.counts;
-  call.offsets = u.offsets;
-  call.num_elements = u.counts[rank];
-  call.input = static_cast<const uint8_t*>(c_.device.HostMemory(c_.weight_shard)) +
-               static_cast<size_t>(u.local[rank]) * element;
-  call.output = c_.device.HostMemory(slot.window);
-  slot.gathered = c_.communicator.Start(std::move(call));
+  const auto [begin, end] = c_.map.PartsOf(unit);
+  for (int64_t p = begin; p < end; ++p) {
+    const ShardMap::Part& part = c_.map.parts()[p];
+    CollectiveCall call;
+    call.kind = CollectiveKind::kAllGather;
+    call.dtype = slot.window.dtype;
+    call.counts = part.counts;
+    call.offsets = part.offsets;
+    call.num_elements = part.counts[rank];
+    call.input = static_cast<const uint8_t*>(c_.device.HostMemory(c_.weight_shard)) +
+                 static_cast<size_t>(part.local[rank]) * element;
+    call.output = static_cast<uint8_t*>(c_.device.HostMemory(slot.window)) +
+                  static_cast<size_t>(part.begin - c_.map.UnitBegin(unit)) * element;
+    slot.gathered.push_back(c_.communicator.Start(std::move(call)));
+  }
+}
+
+void UnitStream::WaitFor(std::vector<CollectiveHandle>& handles) {
+  for (const CollectiveHandle& handle : handles) Keep(handle.Wait());
+  handles.clear();
 }
 
 // The slots of layers that are done with take the next ones.
@@ -88,7 +102,7 @@ Tensor UnitStream::Gathered(int64_t unit, int direction) {
   WeightSlot& slot = SlotOf(unit);
   if (slot.unit != unit) StartGather(unit);
   GatherAhead(unit, direction);
-  Keep(slot.gathered.Wait());
+  WaitFor(slot.gathered);
   return InFlatRun(slot.window, unit);
 }
 
@@ -123,7 +137,7 @@ ParameterUnits::Tensors UnitStream::BeforeBackward(int64_t unit) {
     if (unit == last_unit()) GatherAhead(unit, -1);
   }
   GradientSlot& slot = GradientSlotOf(unit);
-  Keep(slot.taken.Wait());
+  WaitFor(slot.taken);
   c_.device.Fill(c_.stream, slot.window, 0.0f);
   t.gradients = InFlatRun(slot.window, unit);
   return t;
@@ -131,13 +145,58 @@ ParameterUnits::Tensors UnitStream::BeforeBackward(int64_t unit) {
 
 void UnitStream::AfterBackward(int64_t unit) {
   if (c_.gathers_weights && IsLayer(unit)) SlotOf(unit).unit = -1;
-  StartSum(unit);
+  if (unit == 0 && halves_) return;
+  StartSum(unit, c_.map.PartsOf(unit).first);
 }
 
-void UnitStream::StartSum(int64_t unit) {
+void UnitStream::AfterMlpBackward(int64_t unit) {
+  const auto [begin, end] = c_.map.PartsOf(unit);
+  if (end - begin > 1) StartSum(unit, begin + 1);
+}
+
+void UnitStream::AfterTiedHeadBackward() {
+  if (!halves_ || !status_.ok()) return;
+  c_.device.Synchronize(c_.stream);
+  GradientSlot& slot = GradientSlotOf(0);
+  slot.taken.push_back(c_.communicator.Start(
+      tied_embedding_.HeadCall(static_cast<const float*>(c_.device.HostMemory(slot.window)))));
+  under_way_.push_back(slot.taken.back());
+}
+
+bool UnitStream::TakeLookups(const Tensor& d_x_TD) {
+  if (!halves_) return false;
+  c_.device.Synchronize(c_.stream);
+  StartLookups(static_cast<const float*>(c_.device.HostMemory(d_x_TD)), d_x_TD.row_stride);
+  return true;
+}
+
+void UnitStream::StartLookups(const float* d_x_TD, int64_t row_stride) {
+  if (!status_.ok()) return;
+  lookups_sent_ = true;
+  under_way_.push_back(c_.communicator.Start(tied_embedding_.RowsCall(d_x_TD, row_stride)));
+}
+
+void UnitStream::AddTiedEmbedding() {
+  TreeSum& sum = *sums_[0];
+  for (int r = 0; r < c_.communicator.size(); ++r) {
+    const int64_t leaf = leaf_of_rank_[r];
+    if (leaf >= 0) sum.Add({leaf, leaf + 1}, tied_embedding_.TakeShare(r));
+  }
+  TakeIfComplete(0);
+}
+
+void UnitStream::TakeIfComplete(int64_t part) {
+  const ShardMap::Part& p = c_.map.parts()[part];
+  const int rank = c_.communicator.rank();
+  if (!sums_[part]->complete() || p.counts[rank] == 0) return;
+  const std::vector<float> sum = sums_[part]->Take();
+  c_.device.Upload(c_.stream, c_.gradient_shard.Cols(p.local[rank], p.counts[rank]), sum.data());
+}
+
+void UnitStream::StartSum(int64_t unit, int64_t part) {
   if (!status_.ok()) return;
   c_.device.Synchronize(c_.stream);
-  const ShardMap::Unit& u = c_.map.units()[unit];
+  const ShardMap::Part& u = c_.map.parts()[part];
   const int rank = c_.communicator.rank();
   GradientSlot& slot = GradientSlotOf(unit);
   CollectiveCall call;
@@ -152,24 +211,29 @@ void UnitStream::StartSum(int64_t unit) {
     if (leaf >= 0) call.plan.nodes_of_rank.back().push_back({leaf, leaf + 1});
   }
   for (const SumNode& node : call.plan.nodes_of_rank[rank]) {
-    call.parts.push_back({node, c_.device.HostMemory(slot.window)});
+    call.parts.push_back({node, static_cast<const float*>(c_.device.HostMemory(slot.window)) +
+                                    (u.begin - c_.map.UnitBegin(unit))});
   }
-  call.sum = sums_[unit].get();
+  call.sum = sums_[part].get();
   call.output = static_cast<float*>(c_.device.HostMemory(c_.gradient_shard)) + u.local[rank];
-  slot.taken = c_.communicator.Start(std::move(call));
-  under_way_.push_back(slot.taken);
+  slot.taken.push_back(c_.communicator.Start(std::move(call)));
+  under_way_.push_back(slot.taken.back());
 }
 
 void UnitStream::BeginStep(const std::vector<bool>& used_leaves) {
   used_leaves_ = used_leaves;
   const int rank = c_.communicator.rank();
-  for (size_t u = 0; u < sums_.size(); ++u) {
-    sums_[u] = std::make_unique<TreeSum>(used_leaves, c_.map.units()[u].counts[rank]);
+  for (size_t p = 0; p < sums_.size(); ++p) {
+    sums_[p] = std::make_unique<TreeSum>(used_leaves, c_.map.parts()[p].counts[rank]);
   }
 }
 
-void UnitStream::BeginRound(const std::vector<int64_t>& leaf_of_rank) {
+void UnitStream::BeginRound(const std::vector<int64_t>& leaf_of_rank,
+                            TiedEmbeddingSum::IdsOfRanks ids_of_ranks) {
   leaf_of_rank_ = leaf_of_rank;
+  halves_ = tied() && c_.communicator.size() > 1 && !ids_of_ranks.empty() &&
+            TiedEmbeddingSum::Pays(ids_of_ranks, c_.layout.embedding.rows);
+  if (halves_) tied_embedding_.Begin(std::move(ids_of_ranks));
   for (WeightSlot& slot : layer_slots_) slot.unit = -1;
   for (WeightSlot& slot : edge_slots_) slot.unit = -1;
 }
@@ -186,23 +250,26 @@ void UnitStream::BackwardAlone() {
   if (tied()) BeforeBackward(0);
   for (int64_t u = last_unit(); u > 0; --u) {
     BeforeBackward(u);
+    if (u == last_unit()) {
+      AfterTiedHeadBackward();
+    } else {
+      AfterMlpBackward(u);
+    }
     AfterBackward(u);
   }
   if (!tied()) BeforeBackward(0);
+  if (halves_) StartLookups(nullptr, 0);
   AfterBackward(0);
 }
 
 void UnitStream::AddZeros() {
   const int rank = c_.communicator.rank();
-  for (size_t u = 0; u < sums_.size(); ++u) {
-    const int64_t count = c_.map.units()[u].counts[rank];
+  for (size_t p = 0; p < sums_.size(); ++p) {
+    const int64_t count = c_.map.parts()[p].counts[rank];
     for (const int64_t leaf : leaf_of_rank_) {
-      if (leaf >= 0) sums_[u]->Add({leaf, leaf + 1}, std::vector<float>(count, 0.0f));
+      if (leaf >= 0) sums_[p]->Add({leaf, leaf + 1}, std::vector<float>(count, 0.0f));
     }
-    if (!sums_[u]->complete() || count == 0) continue;
-    const std::vector<float> sum = sums_[u]->Take();
-    c_.device.Upload(c_.stream, c_.gradient_shard.Cols(c_.map.units()[u].local[rank], count),
-                     sum.data());
+    TakeIfComplete(static_cast<int64_t>(p));
   }
 }
 
@@ -210,8 +277,9 @@ absl::Status UnitStream::EndRound() {
   for (const CollectiveHandle& handle : under_way_) Keep(handle.Wait());
   under_way_.clear();
   // Gathers that nobody came for: the round has ended early.
-  for (WeightSlot& slot : layer_slots_) slot.gathered.Wait().IgnoreError();
-  for (WeightSlot& slot : edge_slots_) slot.gathered.Wait().IgnoreError();
+  for (WeightSlot& slot : layer_slots_) WaitFor(slot.gathered);
+  for (WeightSlot& slot : edge_slots_) WaitFor(slot.gathered);
+  if (std::exchange(lookups_sent_, false) && status_.ok()) AddTiedEmbedding();
   return status_;
 }
 

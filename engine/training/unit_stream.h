@@ -1,7 +1,8 @@
 // Follows a pass unit by unit for layouts that don't hold everything: brings weights in (fsdp: an
-// AllGather a unit, the next layers' while the current one computes) and takes gradients out (zero2
-// and fsdp: a ReduceScatter a unit, while the layer below computes). All ranks make the same
-// collectives in the same order, those without a micro-batch of their own too.
+// AllGather a part, the next layers' while the current one computes) and takes gradients out (zero2
+// and fsdp: a ReduceScatter a part, while the layers below compute; of a tied embedding in two
+// halves, tied_embedding_sum.h). All ranks make the same collectives in the same order, those
+// without a micro-batch of their own too.
 //
 // Passes can't fail, collectives can: after the first error units hold anything, every later call
 // returns at once, and status() says why.
@@ -18,6 +19,7 @@
 #include "engine/model/packed_pass.h"
 #include "engine/model/weights.h"
 #include "engine/training/parallel.h"
+#include "engine/training/tied_embedding_sum.h"
 
 namespace stretto::engine {
 // What the stream works on; all of it outlives the stream.
@@ -44,11 +46,17 @@ class UnitStream final : public ParameterUnits {
   void AfterForward(int64_t unit) override;
   Tensors BeforeBackward(int64_t unit) override;
   void AfterBackward(int64_t unit) override;
+  void AfterMlpBackward(int64_t unit) override;
+  void AfterTiedHeadBackward() override;
+  bool TakeLookups(const Tensor& d_x_TD) override;
 
   // A step's gradients come from these leaves, some in each round.
   void BeginStep(const std::vector<bool>& used_leaves);
-  // `leaf_of_rank`: −1 for a rank without one. What is gathered is of the current weights.
-  void BeginRound(const std::vector<int64_t>& leaf_of_rank);
+  // `leaf_of_rank`: −1 for a rank without one. `ids_of_ranks`: the tokens of their micro-batches,
+  // where passes send a tied embedding's gradient in two halves; or empty. What is gathered is of
+  // the current weights.
+  void BeginRound(const std::vector<int64_t>& leaf_of_rank,
+                  TiedEmbeddingSum::IdsOfRanks ids_of_ranks = {});
   // The part of a rank without a micro-batch, or without gradients while others have some.
   void ForwardAlone();
   void BackwardAlone();
@@ -68,17 +76,17 @@ class UnitStream final : public ParameterUnits {
   struct WeightSlot {
     Tensor window;
     int64_t unit = -1;
-    CollectiveHandle gathered;
+    std::vector<CollectiveHandle> gathered;  // by part
     LayerWeights packed;
   };
   struct GradientSlot {
     Tensor window;
-    CollectiveHandle taken;
+    std::vector<CollectiveHandle> taken;  // by part
   };
 
   UnitStream(const UnitStreamContext& context, const ParallelOptions& options);
   absl::Status Allocate();
-  int64_t last_unit() const { return static_cast<int64_t>(c_.map.units().size()) - 1; }
+  int64_t last_unit() const { return c_.map.num_units() - 1; }
   bool IsLayer(int64_t unit) const { return unit > 0 && unit < last_unit(); }
   bool tied() const { return c_.layout.lm_head.offset == c_.layout.embedding.offset; }
   // `window` as if it were the unit's part of the flat run.
@@ -90,7 +98,14 @@ class UnitStream final : public ParameterUnits {
   void GatherAhead(int64_t unit, int direction);
   // The unit's weights, once they are here.
   Tensor Gathered(int64_t unit, int direction);
-  void StartSum(int64_t unit);
+  // Starts the sum of one of the unit's parts.
+  void StartSum(int64_t unit, int64_t part);
+  void StartLookups(const float* d_x_TD, int64_t row_stride);
+  // What the embedding's two halves came to.
+  void AddTiedEmbedding();
+  // A sum that all leaves have come to is this rank's gradient.
+  void TakeIfComplete(int64_t part);
+  void WaitFor(std::vector<CollectiveHandle>& handles);
   void Keep(const absl::Status& status) {
     if (status_.ok()) status_ = status;
   }
@@ -103,7 +118,10 @@ class UnitStream final : public ParameterUnits {
   std::array<GradientSlot, 2> layer_gradients_, edge_gradients_;
   std::vector<bool> used_leaves_;
   std::vector<int64_t> leaf_of_rank_;
-  std::vector<std::unique_ptr<TreeSum>> sums_;  // by unit
+  std::vector<std::unique_ptr<TreeSum>> sums_;  // by part
+  TiedEmbeddingSum tied_embedding_;
+  bool halves_ = false;  // of this round: the tied embedding's gradient comes in two
+  bool lookups_sent_ = false;
   std::vector<CollectiveHandle> under_way_;
   absl::Status status_;
 };
