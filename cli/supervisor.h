@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "base/clock.h"
 #include "base/machine.h"
+#include "config/run_config.h"
 
 namespace stretto::cli {
 struct ProcessSpec {
@@ -29,6 +30,11 @@ struct ProcessSpec {
 // one generator that takes all, or fewer processors than threads).
 std::vector<std::vector<int>> ProcessorsOfGenerators(const std::vector<MemoryNode>& nodes,
                                                      int64_t num_generators, int64_t threads);
+
+// Compute threads of each trainer where the run file gives it none. Trainers compute at the same
+// time, each on its share of the processors; where generators have threads of their own and compute
+// meanwhile (max_staleness), on its share of what those leave. 0: all that the machine grants.
+int64_t ThreadsOfTrainer(const RunConfig& run, int64_t num_processors);
 
 class Supervisor {
  public:

@@ -184,22 +184,17 @@ class UpCommand {
     return spec;
   }
 
-  // Trainers compute at the same time, each on its share of what this process may use.
-  int64_t TrainerThreads() const {
-    const int64_t count = config_.cluster.trainers;
-    if (config_.cluster.trainer_threads > 0 || count == 1) return config_.cluster.trainer_threads;
-    return std::max<int64_t>(1, static_cast<int64_t>(AllowedProcessors().size()) / count);
-  }
-
   absl::Status StartAll() {
     Files& files = Files::Real();
     const std::string member_file = JoinPath(config_.run.dir, "members/coordinator.json");
     RETURN_IF_ERROR(files.RemoveAll(member_file));
     RETURN_IF_ERROR(supervisor_.Start(Spec(kCoordinator, kCoordinator, 0, 0)));
     int64_t port = 1;
+    const int64_t trainer_threads =
+        ThreadsOfTrainer(config_, static_cast<int64_t>(AllowedProcessors().size()));
     for (int64_t i = 0; i < config_.cluster.trainers; ++i) {
-      RETURN_IF_ERROR(supervisor_.Start(
-          Spec("trainer", absl::StrCat("trainer-", i), port++, TrainerThreads())));
+      RETURN_IF_ERROR(
+          supervisor_.Start(Spec("trainer", absl::StrCat("trainer-", i), port++, trainer_threads)));
     }
     for (int64_t i = 0; i < config_.cluster.scorers; ++i) {
       RETURN_IF_ERROR(supervisor_.Start(

@@ -287,7 +287,8 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(cluster, trainer_threads, Between(0, 1024),
           "Of each trainer. 0: what the machine grants, shared among the trainers that `stretto "
           "up` "
-          "starts."),
+          "starts; where generators compute meanwhile (`schedule.max_staleness` above 0), less "
+          "their `generator_threads`."),
       KEY(cluster, bind, Any(), "Address that services listen on."),
       KEY(cluster, base_port, Between(0, 65535),
           "The coordinator's port; the others follow. 0: free ports are found."),

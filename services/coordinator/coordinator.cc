@@ -203,17 +203,13 @@ void Coordinator::Turn(const std::deque<std::function<void()>>& events) {
   for (const Command& command : commands) {
     std::visit([this](const auto& c) { Record(c); }, command);
   }
-  if (const absl::Status status = journal_->Commit(sync_journal_); !status.ok()) {
-    if (ended_ns_ < 0) FailOnJournal();
-  } else {
-    // Trainers wait for nothing else that is begun in this turn.
-    for (const Command& command : commands) {
-      if (const auto* step = std::get_if<TakeStep>(&command)) Do(*step);
-    }
+  if (CommitTurn(commands)) {
     for (const Command& command : commands) {
       if (std::holds_alternative<TakeStep>(command)) continue;
       std::visit([this](const auto& c) { Do(c); }, command);
     }
+  } else if (ended_ns_ < 0) {
+    FailOnJournal();
   }
   sync_journal_ = false;
   TellLosses();
@@ -231,6 +227,17 @@ void Coordinator::Turn(const std::deque<std::function<void()>>& events) {
     absl::MutexLock lock(&mutex_);
     run_is_over_ = true;
   }
+}
+
+// What the turn has recorded survives this process when it is committed, and the machine when it is
+// synced, which takes milliseconds: the trainers' next step, of which nobody hears before its own
+// turn, begins meanwhile.
+bool Coordinator::CommitTurn(const std::vector<Command>& commands) {
+  if (!journal_->Commit(/*sync=*/false).ok()) return false;
+  for (const Command& command : commands) {
+    if (const auto* step = std::get_if<TakeStep>(&command)) Do(*step);
+  }
+  return !sync_journal_ || journal_->Sync().ok();
 }
 
 int64_t Coordinator::RunNowNs() {

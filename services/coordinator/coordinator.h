@@ -5,7 +5,9 @@
 //   ticks ──────────────┘                       └──> status, metrics, files
 //
 // A turn: take what has been posted, tell the core, write what must be recorded, commit, and only
-// then answer members and carry out commands. A journal that can't be written ends the run.
+// then answer members and carry out commands. A new version is synced to the disk as well before
+// anybody but the trainers, which take the next step, hears of it. A journal that can't be written
+// ends the run.
 #pragma once
 
 #include <deque>
@@ -72,6 +74,8 @@ class Coordinator {
   void Post(std::function<void()> event);
   void Loop();
   void Turn(const std::deque<std::function<void()>>& events);
+  // Begins steps on the way; whether all that was recorded is safe.
+  bool CommitTurn(const std::vector<Command>& commands);
   void FailOnJournal();
   int64_t NowNs() const { return parts_.clock->NowNs(); }
   // For the core, on the loop.

@@ -333,11 +333,17 @@ void Journal::CheckPlace() {
 }
 
 absl::Status Journal::Commit(bool sync) {
-  if (!status_.ok() || !in_transaction_) return status_;
-  in_transaction_ = false;
-  status_ = db_->Commit();
+  if (!status_.ok()) return status_;
+  if (in_transaction_) {
+    in_transaction_ = false;
+    status_ = db_->Commit();
+  }
+  return sync ? Sync() : status_;
+}
+
+absl::Status Journal::Sync() {
   // A checkpoint of the write-ahead log syncs it first.
-  if (status_.ok() && sync) status_ = db_->Execute("PRAGMA wal_checkpoint(PASSIVE)");
+  if (status_.ok()) status_ = db_->Execute("PRAGMA wal_checkpoint(PASSIVE)");
   return status_;
 }
 }  // namespace stretto::services

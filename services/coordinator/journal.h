@@ -89,6 +89,8 @@ class Journal {
   // Makes all writes durable: against the end of the process always, with `sync` against the
   // machine's as well.
   absl::Status Commit(bool sync);
+  // What has been committed, against the machine's end.
+  absl::Status Sync();
   const absl::Status& status() const { return status_; }
   // Fails the journal if its file is not where it was: somebody has removed or replaced it, and
   // what is written goes nowhere.
