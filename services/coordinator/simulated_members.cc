@@ -173,6 +173,10 @@ void Simulation::Do(const JoinRank& c) {
     if (rank.prepared_epoch != c.group_epoch) return absl::FailedPreconditionError("not it");
     SimGroup& group = sim_groups_[c.group_epoch];
     if (!group.is_begun) {
+      const auto num_ranks = static_cast<int64_t>(c.ranks.size());
+      const int64_t per_copy = core_options_.ranks_per_copy;
+      Require(num_ranks > 0 && num_ranks % per_copy == 0, "a copy of the model is incomplete");
+      if (per_copy > 1 && num_ranks < core_options_.num_trainers) ++num_copies_lost_;
       group.ranks.clear();
       for (const JoinRank::Peer& peer : c.ranks) group.ranks.push_back(peer.name);
       for (const std::string& name : group.ranks) {

@@ -30,6 +30,7 @@ CoreOptions SmallRun(const SimOptions& options) {
           .seed = 5,
           .num_trainers = options.num_trainers,
           .min_trainers = options.min_trainers,
+          .ranks_per_copy = options.ranks_per_copy,
           .trainer_grace_ns = 3000 * kMs,
           .lease_ns = 2000 * kMs,
           .settle_ns = 10 * kMs,

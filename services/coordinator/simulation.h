@@ -9,9 +9,9 @@
 //
 // Checked always: each prompt of the stream enters training at most once and, as the runs end,
 // those of every step exactly once; no group over the staleness bound is trained on; versions grow
-// by one; a step taken again gives the same hash; no epoch of a trainers' group is used twice; no
-// checkpoint is recorded that isn't on the disk, and the last one is; what the core holds and has
-// under way is bounded; the run ends.
+// by one; a step taken again gives the same hash; no epoch of a trainers' group is used twice, and
+// each has whole copies of the model where ranks share one; no checkpoint is recorded that isn't on
+// the disk, and the last one is; what the core holds and has under way is bounded; the run ends.
 #pragma once
 
 #include <functional>
@@ -48,6 +48,7 @@ struct SimOptions {
   int64_t max_staleness = 0;
   bool disturbed = true;
   int num_generators = 2, num_scorers = 1, num_trainers = 1, min_trainers = 1;
+  int ranks_per_copy = 1;  // trainers that share one copy of the model
   bool replaces_without_signal = false;
   bool is_told = false;  // what happens is printed
   SimTimes times = {};
@@ -90,6 +91,8 @@ class Simulation {
   int num_troubles() const { return num_troubles_; }
   // Saves that ended when training had gone on.
   int64_t num_saved_behind() const { return num_saved_behind_; }
+  // Groups of trainers that went on with fewer copies of the model, each shared by several ranks.
+  int64_t num_copies_lost() const { return num_copies_lost_; }
   int64_t num_events() const { return static_cast<int64_t>(num_events_); }
   const std::map<std::string, int64_t>& faults() const { return faults_; }
   // When each version came to be, in milliseconds since the start.
@@ -199,7 +202,7 @@ class Simulation {
   Version checkpoint_;      // on the trainers' disk
   std::set<int64_t> durable_;
   std::map<std::tuple<std::string, uint64_t, int64_t>, std::string> save_errors_;
-  int64_t num_saved_behind_ = 0;
+  int64_t num_saved_behind_ = 0, num_copies_lost_ = 0;
   std::map<uint64_t, SimGroup> sim_groups_;
   std::map<std::string, int64_t> faults_;
   std::map<int64_t, int64_t> version_ms_;

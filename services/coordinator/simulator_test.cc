@@ -22,6 +22,8 @@ SimOptions OptionsOf(uint64_t seed) {
           .num_scorers = 1 + static_cast<int>(seed % 2),
           .num_trainers = num_trainers,
           .min_trainers = seed % 7 < 3 ? num_trainers : 1,
+          // Of two or four: two share a copy of the model in some runs.
+          .ranks_per_copy = num_trainers % 2 == 0 && seed % 11 < 6 ? 2 : 1,
           .replaces_without_signal = seed % 5 == 0};
 }
 
@@ -36,7 +38,7 @@ struct Campaign {
   std::string failure;
   uint64_t failed_seed = 0;
   std::atomic<int64_t> num_troubles{0}, num_events{0};
-  std::atomic<int64_t> num_silent{0}, num_late{0}, num_saved_behind{0};
+  std::atomic<int64_t> num_silent{0}, num_late{0}, num_saved_behind{0}, num_copies_lost{0};
 
   void Work() {
     for (uint64_t i; !has_failed && (i = next.fetch_add(1)) < count;) {
@@ -60,6 +62,7 @@ struct Campaign {
         return found == simulation.faults().end() ? 0 : found->second;
       };
       num_saved_behind += simulation.num_saved_behind();
+      num_copies_lost += simulation.num_copies_lost();
       num_silent += count_of("silent_member");
       num_late += count_of("late_answer");
       const std::string& control = controls[options.replaces_without_signal ? 1 : 0];
@@ -98,16 +101,18 @@ TEST_CASE("whatever crashes, every prompt is trained on exactly once") {
   INFO(campaign.failure);
   REQUIRE_FALSE(campaign.has_failed);
   std::printf(
-      "%lld runs, %lld troubles, %lld events, %lld times a silent member, %lld late answers\n",
+      "%lld runs, %lld troubles, %lld events, %lld times a silent member, %lld late answers, "
+      "%lld times a copy of the model less\n",
       static_cast<long long>(campaign.count), static_cast<long long>(campaign.num_troubles),
       static_cast<long long>(campaign.num_events), static_cast<long long>(campaign.num_silent),
-      static_cast<long long>(campaign.num_late));
+      static_cast<long long>(campaign.num_late), static_cast<long long>(campaign.num_copies_lost));
   if (one > 0) return;
   const auto count = static_cast<int64_t>(campaign.count);
   CHECK(campaign.num_troubles > count);
   CHECK(campaign.num_silent > count / 10);
   CHECK(campaign.num_late > count / 10);
   CHECK(campaign.num_saved_behind > count / 10);
+  CHECK(campaign.num_copies_lost > count / 100);
 }
 
 // Seconds of each step of a model of 70 billion parameters, 128 completions of 512 tokens:
