@@ -317,10 +317,9 @@ TEST_CASE("an adapter's keys fit together") {
                           "lora.alpha: expected nothing where lora.rank is 0, found 8"));
   CHECK(absl::StrContains(f.Error(absl::StrCat(kMinimal, "lora: {rank: 8, targets: [q]}\n")),
                           "lora.targets: expected some of"));
-  CHECK(absl::StrContains(
-      f.Error(absl::StrCat(kMinimal, "lora: {rank: 8}\ntrain: {reduction_leaves: 2}\n",
-                           "cluster: {trainers: 2, trainer_layout: fsdp}\n")),
-      "cluster.trainer_layout: expected ddp or zero1 with lora, found 'fsdp'"));
+  CHECK(f.Parse(absl::StrCat(kMinimal, "lora: {rank: 8}\ntrain: {reduction_leaves: 2}\n",
+                             "cluster: {trainers: 2, trainer_layout: fsdp}\n"))
+            .ok());
 }
 
 TEST_CASE("ppo and its section") {
@@ -354,7 +353,6 @@ TEST_CASE("ranks that share a model: their numbers fit together") {
       {"k_leaves: 1", "cluster: {trainers: 2, tensor_parallel: 2}\n",
        "raise that before the run's first step"},
       {"k_leaves: 2", "lora: {rank: 4}\n", "train.k_leaves: expected 1 with lora, found 2"},
-      {"k_leaves: 2", "algorithm: {name: ppo}\n", "train.k_leaves: expected 1 for algorithm ppo"},
       {"k_leaves: 2, optimizer_state: 8bit", "", "expected 1 with train.optimizer_state: 8bit"},
       {"k_leaves: 2, gradient_dtype: bf16", "",
        "train.gradient_dtype: expected f32 with train.k_leaves 2"},

@@ -223,10 +223,6 @@ absl::Status CheckTensorParallel(const RunConfig& c, const Origins& origins) {
   if (L == 1) return absl::OkStatus();
   const std::string leaves = absl::StrCat(L);
   if (c.lora.enabled()) return origins.Error("train.k_leaves", "1 with lora", leaves);
-  if (c.algorithm.name == "ppo") {
-    return origins.Error("train.k_leaves", "1 for algorithm ppo, whose critic isn't divided",
-                         leaves);
-  }
   if (c.train.optimizer_state != "f32") {
     return origins.Error("train.k_leaves", "1 with train.optimizer_state: 8bit", leaves);
   }
@@ -262,11 +258,6 @@ absl::Status CheckLora(const RunConfig& c, const Origins& origins) {
     if (known.contains(target) && seen.insert(target).second) continue;
     return origins.Error("lora.targets", absl::StrCat("some of ", absl::StrJoin(known, ", ")),
                          absl::StrCat("'", target, "'", seen.contains(target) ? " twice" : ""));
-  }
-  const std::string& layout = c.cluster.trainer_layout;
-  if (lora.enabled() && c.cluster.trainers > 1 && layout != "ddp" && layout != "zero1") {
-    return origins.Error("cluster.trainer_layout", "ddp or zero1 with lora",
-                         absl::StrCat("'", layout, "'"));
   }
   return absl::OkStatus();
 }

@@ -35,9 +35,6 @@ absl::Status CheckLeaves(const std::string& who, const ModelConfig& config, int6
   if (config.num_heads % num_leaves != 0) return refuse("query heads", config.num_heads);
   if (config.intermediate_size < num_leaves) return refuse("MLP columns", config.intermediate_size);
   if (config.vocab_size < num_leaves) return refuse("tokens of vocabulary", config.vocab_size);
-  if (config.value_head) {
-    return absl::InvalidArgumentError("tensor parallel: a model with a value head isn't divided");
-  }
   return absl::OkStatus();
 }
 
@@ -60,7 +57,9 @@ class LeafPlacer {
     for (int64_t l = 0; l < config_.num_layers; ++l) PlaceLayer(l);
     const int64_t begin = out_.size_;
     out_.final_norm = Place(-1, {Whole("model.norm.weight")});
+    if (config_.value_head) out_.lm_head = Place(-1, {Whole("score.weight")});
     EndCommon(begin);
+    if (config_.value_head) return;
     out_.lm_head_leaves = out_.embedding_leaves;
     if (!config_.tie_word_embeddings) {
       for (int64_t i = 0; i < leaves_.size(); ++i) {

@@ -7,8 +7,9 @@
 // softmax over the vocabulary) are made inside a leaf in order, and over leaves by the tree of
 // collectives/sum_tree.h. Ranks own whole leaves, so the bits depend on the number of leaves alone.
 //
-// Where the key/value heads don't divide by the leaves, k and v belong to what all leaves share, as
-// norms do: every rank has them all, and a leaf uses the rows of the heads it attends to.
+// A value head, one row, belongs to what all leaves share, as norms do. Where the key/value heads
+// don't divide by the leaves, k and v belong to it as well: every rank has them all, and a leaf
+// uses the rows of the heads it attends to.
 #pragma once
 
 #include <string>

@@ -13,6 +13,16 @@ Tensor Matrix(const Tensor& flat, int64_t rows, int64_t cols) {
 }
 }  // namespace
 
+int64_t LoraMergeElements(const std::vector<Parameter>& parameters) {
+  int64_t widest = 0, largest = 0;
+  for (size_t i = 0; i < parameters.size(); i += 2) {
+    const int64_t inputs = parameters[i].view.cols, outputs = parameters[i + 1].view.rows;
+    widest = std::max(widest, inputs);
+    largest = std::max(largest, inputs * outputs);
+  }
+  return std::min(largest, std::max(kLoraMergeElements, widest));
+}
+
 // Units begin where layers have their first norm; here views without rows say so.
 ParameterLayout::ParameterLayout(const ModelConfig& config, const LoraOptions& lora) {
   const std::vector<TensorSpec> specs = LoraTensors(config, lora);
@@ -61,16 +71,7 @@ void LoraAdapter::PlaceTargets(const ModelConfig& config) {
 }
 
 absl::Status LoraAdapter::Allocate(const ModelConfig& config, int64_t max_rows) {
-  int64_t widest = 0, largest = 0;
-  for (const auto& layer : targets_) {
-    for (const auto& group : layer) {
-      for (const LoraTarget& t : group) {
-        widest = std::max(widest, t.weight.cols);
-        largest = std::max(largest, t.weight.size());
-      }
-    }
-  }
-  const int64_t piece = std::min(largest, std::max(kLoraMergeElements, widest));
+  const int64_t piece = LoraMergeElements(layout_->parameters());
   ASSIGN_OR_RETURN(base_, memory_.Make(device_, DType::kF32, 1, piece));
   ASSIGN_OR_RETURN(delta_, memory_.Make(device_, DType::kF32, 1, piece));
   if (max_rows == 0) return absl::OkStatus();

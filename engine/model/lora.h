@@ -24,6 +24,8 @@
 namespace stretto::engine {
 // Elements of a matrix that are merged at once, or one row if that is more.
 inline constexpr int64_t kLoraMergeElements = int64_t{1} << 20;
+// So many, or all of the largest matrix if that is fewer, given A and B of every target by turns.
+int64_t LoraMergeElements(const std::vector<Parameter>& parameters);
 
 // The products of a layer, in which several maps may lie beside one another.
 enum class LoraGroup : uint8_t { kQkv, kO, kGateUp, kDown };

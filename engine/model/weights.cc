@@ -281,7 +281,7 @@ void ModelWeights::BindFinalNorm(const ParameterLayout& layout, const Tensor& fl
 
 absl::Status ModelWeights::BindHead(Device& device, Stream& stream, const ParameterLayout& layout,
                                     const Tensor& flat) {
-  if (!layout.has_leaves()) {
+  if (layout.lm_head_leaves.empty()) {
     return PackOrRepack(device, stream, lm_head, layout.lm_head.In(flat));
   }
   lm_head_leaves.resize(layout.lm_head_leaves.size());

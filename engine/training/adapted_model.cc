@@ -32,12 +32,21 @@ absl::StatusOr<std::string> HashOfBase(const ModelConfig& config, const TensorSo
 
 absl::StatusOr<std::unique_ptr<AdaptedModel>> AdaptedModel::Create(
     Device& device, Stream& stream, const ModelConfig& config,
-    std::shared_ptr<const ParameterLayout> layout, DType dtype, const LoraOptions& lora,
-    int64_t max_rows) {
-  std::unique_ptr<AdaptedModel> model(new AdaptedModel(device, stream, std::move(layout)));
-  ASSIGN_OR_RETURN(model->adapter_, LoraAdapter::Create(device, config, lora, max_rows));
-  ASSIGN_OR_RETURN(model->flat_, model->memory_.Make(device, dtype, 1, model->layout_->size()));
+    std::shared_ptr<const ParameterLayout> layout, const Options& options) {
+  std::unique_ptr<AdaptedModel> model(new AdaptedModel(device, stream, std::move(layout), options));
+  ASSIGN_OR_RETURN(model->adapter_,
+                   LoraAdapter::Create(device, config, options.lora, options.max_rows));
+  const int64_t held = std::max<int64_t>(1, model->map_.owned(options.rank));
+  ASSIGN_OR_RETURN(model->flat_, model->memory_.Make(device, options.dtype, 1, held));
   device.Fill(stream, model->flat_, 0.0f);
+  if (!model->is_whole()) {
+    const int64_t rows = LoraMergeElements(model->adapter_->layout()->parameters());
+    ASSIGN_OR_RETURN(model->merged_, model->merge_memory_.Make(device, options.dtype, 1, rows));
+  }
+  if (!options.packs) {
+    model->weights_ = ModelWeights::Empty(*model->layout_);
+    return model;
+  }
   ASSIGN_OR_RETURN(model->weights_,
                    ModelWeights::View(device, stream, *model->layout_, model->flat_));
   return model;
@@ -51,9 +60,13 @@ absl::Status AdaptedModel::LoadBase(const ModelConfig& config, const TensorSourc
   for (const Parameter& p : layout_->parameters()) {
     host.resize(static_cast<size_t>(p.view.size()) * SizeOf(flat_.dtype));
     RETURN_IF_ERROR(source.ReadAll(p.spec.name, flat_.dtype, host.data()));
-    device_.Upload(stream_, p.view.In(flat_), host.data());
+    for (const ShardMap::Run& run :
+         map_.RunsOf(rank_, p.view.offset, p.view.offset + p.view.size())) {
+      const auto from = static_cast<size_t>(run.begin - p.view.offset) * SizeOf(flat_.dtype);
+      device_.Upload(stream_, flat_.Cols(run.local, run.count), host.data() + from);
+    }
   }
-  weights_->Refresh(device_, stream_, *layout_, flat_);
+  if (packs_) weights_->Refresh(device_, stream_, *layout_, flat_);
   device_.Synchronize(stream_);
   return absl::OkStatus();
 }
@@ -66,13 +79,33 @@ absl::Status AdaptedModel::Merge(const Tensor& adapter_flat) {
     for (const LoraGroup group :
          {LoraGroup::kQkv, LoraGroup::kO, LoraGroup::kGateUp, LoraGroup::kDown}) {
       for (const LoraTarget& target : adapter_->targets(layer, group)) {
-        RETURN_IF_ERROR(adapter_->Merge(stream_, target, *base_, 0, target.weight.In(flat_)));
+        RETURN_IF_ERROR(is_whole()
+                            ? adapter_->Merge(stream_, target, *base_, 0, target.weight.In(flat_))
+                            : MergeRuns(target));
       }
     }
+    if (!packs_) continue;
     RETURN_IF_ERROR(
         weights_->BindLayer(device_, stream_, *layout_, layer, flat_, weights_->layers[l]));
   }
   device_.Synchronize(stream_);
+  return absl::OkStatus();
+}
+
+absl::Status AdaptedModel::MergeRuns(const LoraTarget& target) {
+  const int64_t first = target.weight.offset, K = target.weight.cols;
+  for (const ShardMap::Run& run : map_.RunsOf(rank_, first, first + target.weight.size())) {
+    const int64_t begin = run.begin - first, end = begin + run.count;  // in the matrix
+    const int64_t last_row = (end + K - 1) / K, rows_at_once = merged_.cols / K;
+    for (int64_t row = begin / K; row < last_row; row += rows_at_once) {
+      const int64_t rows = std::min(rows_at_once, last_row - row);
+      const Tensor merged = merged_.Cols(0, rows * K).Reshape(rows);
+      RETURN_IF_ERROR(adapter_->Merge(stream_, target, *base_, row, merged));
+      const int64_t from = std::max(begin, row * K), to = std::min(end, (row + rows) * K);
+      device_.Copy(stream_, flat_.Cols(run.local + from - begin, to - from),
+                   merged_.Cols(from - row * K, to - from));
+    }
+  }
   return absl::OkStatus();
 }
 

@@ -128,8 +128,11 @@ void CheckGolden(const std::string& backend) {
   const auto transformer = Transformer::Create(*device, base.config, {DType::kF32, kLength});
   REQUIRE_OK(transformer);
   const auto layout = std::make_shared<const ParameterLayout>(base.config);
-  const auto model = AdaptedModel::Create(*device, *stream, base.config, layout, DType::kF32,
-                                          adapter->lora, batch.num_rows());
+  AdaptedModel::Options of_model;
+  of_model.dtype = DType::kF32;
+  of_model.lora = adapter->lora;
+  of_model.max_rows = batch.num_rows();
+  const auto model = AdaptedModel::Create(*device, *stream, base.config, layout, of_model);
   REQUIRE_OK(model);
   REQUIRE_OK((*model)->LoadBase(base.config, *base.tensors));
   const ParameterLayout& of_adapter = *(*model)->adapter().layout();
@@ -335,22 +338,57 @@ TEST_CASE("ranks that share an adapter's training have the bits of one alone") {
   const ModelFiles base = OpenGolden("llama");
   const auto batches = Batches(base.config, 2, 203);
   TrainerOptions options = AdapterOptions();
-  options.parallel.reduction_leaves = 4;
-  using Outcome = std::pair<std::vector<float>, std::vector<uint8_t>>;
+  options.parallel.reduction_leaves = 64;
+  struct Outcome {
+    std::vector<float> state;
+    std::vector<uint8_t> weights;
+    MemoryLedger memory;
+    int64_t scattered = 0, gathered = 0;  // bytes sent
+  };
   const auto run = [&](Communicator* group) -> Outcome {
     const auto device = MakeDevice("cpu", 1);
     const auto engine = Open(*device, base, options, nullptr, group);
     Take(*engine, batches);
-    return {AdapterState(*engine), Weights(*engine)};
+    Outcome out{AdapterState(*engine), {}, engine->memory(), 0, 0};
+    if (group != nullptr) {
+      out.scattered = group->traffic(CollectiveKind::kReduceScatter).bytes_sent;
+      out.gathered = group->traffic(CollectiveKind::kAllGather).bytes_sent;
+    }
+    const auto weights = engine->GatherWeights();
+    STRETTO_CHECK(weights.ok());
+    for (const Parameter& p : (*weights)->parameters()) {
+      const auto bytes = (*weights)->bytes(p);
+      out.weights.insert(out.weights.end(), bytes.begin(), bytes.end());
+    }
+    // The policy in f32 is there for everybody, from the base and the adapter.
+    const Parameter& first = engine->layout().parameters()[1];
+    std::vector<float> rows(first.view.size());
+    STRETTO_CHECK(engine->ReadRows(first, 0, first.view.rows, DType::kF32, rows.data()).ok());
+    out.state.insert(out.state.end(), rows.begin(), rows.end());
+    return out;
   };
   const Outcome alone = run(nullptr);
-  for (const DataParallel kind : {DataParallel::kDdp, DataParallel::kZero1}) {
-    options.parallel.kind = kind;
-    const auto outcomes = RunRanks<Outcome>(3, [&](Communicator& group) { return run(&group); });
-    for (const Outcome& outcome : outcomes) {
-      INFO(Name(kind));
-      CHECK(SameBits(outcome.first, alone.first));
-      CHECK(outcome.second == alone.second);
+  int64_t gathered = 0;  // by zero2: of adapters
+  for (const DataParallel kind :
+       {DataParallel::kDdp, DataParallel::kZero1, DataParallel::kZero2, DataParallel::kFsdp}) {
+    for (const int num_ranks : {2, 3}) {
+      options.parallel.kind = kind;
+      const auto outcomes =
+          RunRanks<Outcome>(num_ranks, [&](Communicator& group) { return run(&group); });
+      for (const Outcome& outcome : outcomes) {
+        INFO(Name(kind) << " on " << num_ranks);
+        CHECK(SameBits(outcome.state, alone.state));
+        CHECK(outcome.weights == alone.weights);
+        CHECK((outcome.scattered > 0) == (kind != DataParallel::kDdp));
+        CHECK((outcome.memory.optimizer < alone.memory.optimizer) == (kind != DataParallel::kDdp));
+        CHECK((outcome.memory.gradients < alone.memory.gradients) ==
+              options.parallel.streams_gradients());
+        // The model itself is divided and gathered under fsdp alone.
+        CHECK((outcome.memory.weights < alone.memory.weights) == (kind == DataParallel::kFsdp));
+      }
+      if (num_ranks != 2) continue;
+      if (kind == DataParallel::kZero2) gathered = outcomes[0].gathered;
+      if (kind == DataParallel::kFsdp) CHECK(outcomes[0].gathered > 2 * gathered);
     }
   }
 }
@@ -364,9 +402,6 @@ TEST_CASE("adapters that can't be are refused with the reason") {
     return std::string(engine.status().message());
   };
   TrainerOptions options = AdapterOptions();
-  options.parallel.kind = DataParallel::kFsdp;
-  CHECK(absl::StrContains(refused(options), "ddp or zero1"));
-  options = AdapterOptions();
   options.parallel.k_leaves = 2;
   CHECK(absl::StrContains(refused(options), "k_leaves"));
   CHECK(absl::StrContains(refused(AdapterOptions({"lm_head"})), "q_proj"));

@@ -59,24 +59,28 @@ struct OptimizerBytes {
 
 // An adapter's state, on top of the frozen model's, and what merging and its gradients need
 // (engine/model/lora.h).
-void AddAdapter(const ModelConfig& config, const TrainerOptions& options, size_t ranks_that_divide,
+void AddAdapter(const ModelConfig& config, const TrainerOptions& options, size_t num_ranks,
                 size_t rows, MemoryPlan& plan) {
   const LoraOptions& lora = options.lora;
   const ParameterLayout layout(config, lora);
   const auto all = static_cast<size_t>(layout.size()), rank = static_cast<size_t>(lora.rank);
-  const OptimizerBytes optimizer(options.storage, DivideUp(all, ranks_that_divide));
-  plan.state += 2 * kF32Bytes * all + optimizer.state;
+  const DataParallel kind = options.parallel.kind;
+  const size_t part = DivideUp(all, num_ranks);
+  const OptimizerBytes optimizer(options.storage, kind == DataParallel::kDdp ? all : part);
+  const bool streams = options.parallel.streams_gradients();
+  plan.state += kF32Bytes * (all + (streams ? part : all)) + optimizer.state;
+  if (streams) {
+    plan.gathered += kF32Bytes * 2 * static_cast<size_t>(ShardMap(layout, 1).largest_layer());
+  }
   plan.workspace += optimizer.window;
-  int64_t widest = 0, largest = 0;
   const std::vector<Parameter>& parameters = layout.parameters();  // A and B by turns
   for (size_t i = 0; i < parameters.size(); i += 2) {
-    const int64_t inputs = parameters[i].view.cols, outputs = parameters[i + 1].view.rows;
+    const int64_t inputs = parameters[i].view.cols;
     plan.gathered += kF32Bytes * DivideUp(rank, kPanel) * kPanel * static_cast<size_t>(inputs);
-    widest = std::max(widest, inputs);
-    largest = std::max(largest, inputs * outputs);
   }
-  const int64_t piece = std::min(largest, std::max(kLoraMergeElements, widest));
-  plan.workspace += kF32Bytes * (2 * static_cast<size_t>(piece) + rows * rank);
+  const auto piece = static_cast<size_t>(LoraMergeElements(parameters));
+  plan.workspace += kF32Bytes * (2 * piece + rows * rank);
+  if (kind == DataParallel::kFsdp && num_ranks > 1) plan.workspace += SizeOf(options.dtype) * piece;
 }
 }  // namespace
 
@@ -98,7 +102,9 @@ MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, 
       fsdp ? std::clamp<size_t>(static_cast<size_t>(parallel.max_gathered_layers), 1, units.layers)
            : units.layers;
   plan.gathered = W * (at_once * units.layer + units.head);
-  if (parallel.streams_gradients()) plan.gathered += kF32Bytes * (2 * units.layer + units.ends);
+  if (parallel.streams_gradients() && !options.lora) {
+    plan.gathered += kF32Bytes * (2 * units.layer + units.ends);
+  }
   if (fsdp) plan.gathered += W * (at_once * units.layer + units.ends);
 
   const auto rows =
@@ -115,8 +121,7 @@ MemoryPlan PlanMemory(const ModelConfig& config, const TrainerOptions& options, 
   if (options.gradient_dtype == DType::kBF16) plan.workspace += 2 * rows * row.widest;
   if (!options.lora) plan.workspace += optimizer.window;
   if (options.lora) {
-    const bool divides = parallel.kind != DataParallel::kDdp;
-    AddAdapter(config, options, static_cast<size_t>(divides ? num_ranks : 1), rows, plan);
+    AddAdapter(config, options, static_cast<size_t>(num_ranks), rows, plan);
   }
   return plan;
 }

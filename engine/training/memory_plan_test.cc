@@ -109,13 +109,18 @@ TEST_CASE("the memory plan knows adapters") {
       options.max_sequence_length = kLength;
       options.micro_batch_tokens = 2 * kLength;
       options.logits_bytes = 64 << 10;
-      options.lora = {rank, 16, {}};
-      REQUIRE(NormalizeLora(config, options.lora).ok());
-      const auto held = static_cast<double>(Held(config, options));
-      const MemoryPlan plan = PlanMemory(config, options, 1);
-      CHECK(held / static_cast<double>(plan.total()) == Approx(1).margin(0.03));
-      options.lora = {};
-      CHECK(plan.state < PlanMemory(config, options, 1).state);
+      for (const DataParallel kind :
+           {DataParallel::kDdp, DataParallel::kZero1, DataParallel::kZero2, DataParallel::kFsdp}) {
+        INFO(Name(kind) << ", rank " << rank << ", variant " << variant);
+        options.parallel.kind = kind;
+        options.lora = {rank, 16, {}};
+        REQUIRE(NormalizeLora(config, options.lora).ok());
+        const auto held = static_cast<double>(Held(config, options));
+        const MemoryPlan plan = PlanMemory(config, options, 1);
+        CHECK(held / static_cast<double>(plan.total()) == Approx(1).margin(0.03));
+        options.lora = {};
+        CHECK(plan.state < PlanMemory(config, options, 1).state);
+      }
     }
   }
 }

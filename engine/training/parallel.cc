@@ -87,6 +87,16 @@ int64_t ShardMap::PartOf(int64_t offset) const {
   return after - parts_.begin() - 1;
 }
 
+std::vector<ShardMap::Run> ShardMap::RunsOf(int rank, int64_t begin, int64_t end) const {
+  std::vector<Run> runs;
+  for (int64_t p = PartOf(begin); begin < end && p <= PartOf(end - 1); ++p) {
+    const int64_t owned = parts_[p].begin + parts_[p].offsets[rank];
+    const int64_t from = std::max(owned, begin), to = std::min(owned + parts_[p].counts[rank], end);
+    if (from < to) runs.push_back({from, to - from, parts_[p].local[rank] + from - owned});
+  }
+  return runs;
+}
+
 int64_t ShardMap::largest_layer() const {
   int64_t largest = 0;
   for (int64_t u = 1; u + 1 < num_units(); ++u) largest = std::max(largest, UnitSize(u));

@@ -80,6 +80,12 @@ class ShardMap {
   int64_t UnitSize(int64_t unit) const {
     return parts_[first_parts_[unit + 1] - 1].end - UnitBegin(unit);
   }
+  // The elements among [begin, end) that a rank owns, part by part.
+  struct Run {
+    int64_t begin = 0, count = 0;  // in the flat run
+    int64_t local = 0;             // where they begin in the rank's own elements
+  };
+  std::vector<Run> RunsOf(int rank, int64_t begin, int64_t end) const;
   int64_t owned(int rank) const { return owned_[rank]; }
   int num_ranks() const { return static_cast<int>(owned_.size()); }
   int64_t largest_layer() const;  // elements

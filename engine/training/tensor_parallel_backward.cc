@@ -144,6 +144,10 @@ void TensorParallelPass::BackwardHead(Gradients& g, absl::Span<const float> d_lo
   const bool logits_kept = N <= s.chunk_rows;
   for (int64_t begin = 0; begin < N; begin += s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, N - begin);
+    if (config().value_head) {
+      BackwardValueChunk(g, begin, count);
+      continue;
+    }
     if (!logits_kept) RunLogits(g.weights, begin, count);
     BackwardHeadChunk(g, begin, count,
                       d_entropy_N.empty() ? Tensor{} : s.d_entropy_N.Cols(begin, count));
@@ -176,6 +180,28 @@ void TensorParallelPass::BackwardHeadChunk(Gradients& g, int64_t begin, int64_t 
   // A row may be the source of several targets: the scatter of an embedding's gradient allows that.
   device_.EmbeddingBackward(stream_, Mine(s.d_norm_tD), d_rows,
                             s.my_target_rows_N.Cols(first, targets[group_.rank()]));
+}
+
+// The head's gradient is of all rows, which every rank has: leaf 0's. Each rank takes back its
+// rows.
+void TensorParallelPass::BackwardValueChunk(Gradients& g, int64_t begin, int64_t count) {
+  State& s = *state_;
+  const Tensor d_values = s.d_logprobs_N.Cols(begin, count).Reshape(count);
+  if (group_.leaves().begin == 0) {
+    const Tensor rows = s.rows_RD.Rows(0, count);
+    device_.GatherRows(stream_, rows, Whole(s.norm_TD), s.target_rows_N.Cols(begin, count));
+    device_.LinearBackwardWeight(stream_, g.Partial(s, g.layout.lm_head, 0), d_values, rows);
+  }
+  const std::vector<int64_t> targets = TargetsOfRanks(begin, count);
+  int64_t first = 0;
+  for (int r = 0; r < group_.rank(); ++r) first += targets[r];
+  const int64_t mine = targets[group_.rank()];
+  if (mine == 0) return;
+  const Tensor d_rows = s.sums_TD[0].Rows(0, mine);
+  device_.LinearBackwardInput(stream_, d_rows, d_values.Rows(first, mine),
+                              g.layout.lm_head.In(g.head.flat_weights), /*accumulate=*/false);
+  device_.EmbeddingBackward(stream_, Mine(s.d_norm_tD), d_rows,
+                            s.my_target_rows_N.Cols(begin + first, mine));
 }
 
 // d_x arrives as the gradient of x_out and leaves as that of x_mid.

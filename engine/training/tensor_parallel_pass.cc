@@ -94,24 +94,25 @@ absl::Status TensorParallelPass::Allocate() {
   }
   const auto fitting = static_cast<int64_t>(options_.logits_bytes / sizeof(float)) / widest;
   const int64_t R = s.chunk_rows = std::clamp<int64_t>(fitting, 1, N);
-  std::vector<Wish> wishes = {{&s.positions_T, DType::kI32, 1, T},
-                              {&s.target_rows_N, DType::kI32, 1, N},
-                              {&s.my_target_rows_N, DType::kI32, 1, N},
-                              {&s.targets_N, DType::kI32, 1, N},
-                              {&s.lookups_T, DType::kI32, 1, T},
-                              {&s.arrivals_t, DType::kI32, 1, s.max_mine},
-                              {&s.departures_t, DType::kI32, 1, s.max_mine},
-                              {&s.x_last_tD, dtype, s.max_mine, D},
-                              {&s.norm_tD, dtype, s.max_mine, D},
-                              // Rows that are looked up for all pass through it as well.
-                              {&s.norm_TD, dtype, T, D},
-                              {&s.activated_TF, dtype, T, mlp_cols},
-                              {&s.rows_RD, dtype, R, D},
-                              {&s.logits_RV, DType::kF32, R, s.vocab_rows},
-                              {&s.logprobs_R, DType::kF32, 1, R},
-                              {&s.entropy_R, DType::kF32, 1, R},
-                              {&s.max_N, DType::kF32, 1, N},
-                              {&s.sums_N3, DType::kF32, N, 3}};
+  std::vector<Wish> wishes = {
+      {&s.positions_T, DType::kI32, 1, T},
+      {&s.target_rows_N, DType::kI32, 1, N},
+      {&s.my_target_rows_N, DType::kI32, 1, N},
+      {&s.targets_N, DType::kI32, 1, N},
+      {&s.lookups_T, DType::kI32, 1, T},
+      {&s.arrivals_t, DType::kI32, 1, s.max_mine},
+      {&s.departures_t, DType::kI32, 1, s.max_mine},
+      {&s.x_last_tD, dtype, s.max_mine, D},
+      {&s.norm_tD, dtype, s.max_mine, D},
+      // Rows that are looked up for all pass through it as well.
+      {&s.norm_TD, dtype, T, D},
+      {&s.activated_TF, dtype, T, mlp_cols},
+      {&s.rows_RD, dtype, R, D},
+      {&s.logits_RV, DType::kF32, R, config().value_head ? 1 : s.vocab_rows},
+      {&s.logprobs_R, DType::kF32, 1, R},
+      {&s.entropy_R, DType::kF32, 1, R},
+      {&s.max_N, DType::kF32, 1, N},
+      {&s.sums_N3, DType::kF32, N, 3}};
   s.sums_TD.resize(group_.num_sum_buffers());
   for (Tensor& t : s.sums_TD) wishes.push_back({&t, DType::kF32, std::max(T, R), D});
   s.leaf_sums_R3.resize(leaves.size());
@@ -393,14 +394,28 @@ void TensorParallelPass::RunLogits(const ModelWeights& weights, int64_t begin, i
   }
 }
 
+void TensorParallelPass::RunValues(const ModelWeights& weights, int64_t begin, int64_t count) {
+  State& s = *state_;
+  const Tensor rows = s.rows_RD.Rows(0, count);
+  device_.GatherRows(stream_, rows, Whole(s.norm_TD), s.target_rows_N.Cols(begin, count));
+  device_.Linear(stream_, s.logits_RV.Rows(0, count), rows, *weights.lm_head, Tensor{});
+}
+
 void TensorParallelPass::ForwardHead(const ModelWeights& weights, absl::Span<float> logprobs_N,
                                      absl::Span<float> entropy_N) {
   State& s = *state_;
   GatherNorm(s.x_last_tD, weights.final_norm);
   const int64_t N = s.batch->num_targets();
   std::vector<float> host(s.chunk_rows);
+  if (config().value_head) std::fill(entropy_N.begin(), entropy_N.end(), 0.0f);
   for (int64_t begin = 0; begin < N; begin += s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, N - begin);
+    if (config().value_head) {
+      RunValues(weights, begin, count);
+      device_.Download(stream_, s.logits_RV.Rows(0, count), host.data());
+      for (int64_t i = 0; i < count; ++i) logprobs_N[s.order_N[begin + i]] = host[i];
+      continue;
+    }
     RunLogits(weights, begin, count);
     const Tensor max = s.max_N.Cols(begin, count), sums = s.sums_N3.Rows(begin, count);
     const Tensor logits = s.logits_RV.Rows(0, count);

@@ -85,6 +85,8 @@ class TensorParallelPass final : public TrainingPass {
   // Rows [begin, begin + count) of the batch's targets in order of rows.
   void ForwardHead(const ModelWeights& weights, absl::Span<float> logprobs_N,
                    absl::Span<float> entropy_N);
+  // Values of the rows; every rank computes all of them.
+  void RunValues(const ModelWeights& weights, int64_t begin, int64_t count);
   void RunLogits(const ModelWeights& weights, int64_t begin, int64_t count);
   std::vector<int64_t> TargetsOfRanks(int64_t begin, int64_t count) const;
 
@@ -92,6 +94,7 @@ class TensorParallelPass final : public TrainingPass {
   void BackwardHead(Gradients& g, absl::Span<const float> d_logprobs_N,
                     absl::Span<const float> d_entropy_N);
   void BackwardHeadChunk(Gradients& g, int64_t begin, int64_t count, const Tensor& d_entropy);
+  void BackwardValueChunk(Gradients& g, int64_t begin, int64_t count);
   void BackwardMlp(Gradients& g, int64_t layer);
   void BackwardAttention(Gradients& g, int64_t layer);
   void BackwardProjection(Gradients& g, int64_t layer, int64_t leaf, const Tensor& normed,

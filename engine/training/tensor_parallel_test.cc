@@ -170,6 +170,33 @@ TEST_CASE("one to four ranks that share a model end several steps with the same 
   }
 }
 
+TEST_CASE("a critic in leaves has the same bits on any ranks, and learns what a whole one does") {
+  PhiloxStream random(stretto::testing::Seed(), 160);
+  INFO("seed " << stretto::testing::Seed());
+  const ModelConfig config = WithValueHead(LeafConfig(random, 4));
+  TrainerOptions options = SmallOptions(kLength);
+  options.parallel.k_leaves = 4;
+  options.parallel.reduction_leaves = 64;
+  const std::vector<TrainBatch> batches = Batches(config, 3, 161);
+  for (const size_t logits_bytes : {size_t{1} << 20, size_t{3000}}) {  // at once, and in chunks
+    options.logits_bytes = logits_bytes;
+    CheckLayouts(config, options, batches,
+                 {{DataParallel::kDdp, 2, 2},
+                  {DataParallel::kDdp, 4, 4},
+                  {DataParallel::kFsdp, 4, 2},
+                  {DataParallel::kZero2, 4, 2}});
+  }
+  // After one update moments are gradients: those of the head, too.
+  options.dtype = DType::kF32;
+  const std::vector<TrainBatch> first(batches.begin(), batches.begin() + 1);
+  const Outcome in_leaves = RunIn(nullptr, config, options, first);
+  options.parallel.k_leaves = 1;
+  const Outcome whole = RunIn(nullptr, config, options, first);
+  REQUIRE(whole.norms[0] > 0);
+  CHECK(in_leaves.norms[0] == Approx(whole.norms[0]).epsilon(1e-5));
+  CHECK(RelativeError(in_leaves.state, whole.state) < 1e-4);
+}
+
 // Log-probs and gradients of the pass itself against transformers' (tests/golden/models).
 void CheckGolden(const std::string& name, const std::string& backend, int64_t num_leaves) {
   INFO("model " << name << " in " << num_leaves << " leaves on " << backend);

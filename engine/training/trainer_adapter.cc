@@ -13,21 +13,22 @@
 namespace stretto::engine {
 absl::Status TrainerEngine::AllocateAdapted(const ModelConfig& config) {
   const ParallelOptions& parallel = options_.parallel;
-  if (parallel.streams_gradients()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "lora: the layout ", Name(parallel.kind),
-        " divides gradients or weights of the whole model, which an adapter has none of; expected "
-        "ddp or zero1"));
-  }
   if (tensor_ != nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("lora: expected tensor_parallel = 1 and k_leaves = 1, found ",
                      parallel.tensor_parallel, " and ", parallel.k_leaves));
   }
   RETURN_IF_ERROR(NormalizeLora(config, options_.lora));
-  const int64_t max_rows = std::max(options_.micro_batch_tokens, options_.max_sequence_length);
-  ASSIGN_OR_RETURN(adapted_, AdaptedModel::Create(device_, *stream_, config, layout_,
-                                                  options_.dtype, options_.lora, max_rows));
+  AdaptedModel::Options options;
+  options.dtype = options_.dtype;
+  options.lora = options_.lora;
+  options.max_rows = std::max(options_.micro_batch_tokens, options_.max_sequence_length);
+  if (parallel.kind == DataParallel::kFsdp) {
+    options.num_ranks = group_->size();
+    options.rank = group_->rank();
+    options.packs = false;
+  }
+  ASSIGN_OR_RETURN(adapted_, AdaptedModel::Create(device_, *stream_, config, layout_, options));
   trained_layout_ = adapted_->adapter().layout();
   return absl::OkStatus();
 }

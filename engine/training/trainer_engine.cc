@@ -90,7 +90,7 @@ absl::Status TrainerEngine::Allocate(const ModelConfig& config) {
         "trainer: gradients of bf16: expected tensor_parallel = 1 and k_leaves = 1");
   }
   TrainingStateOptions state{options_.dtype, options_.storage, {}};
-  if (adapted_ != nullptr) state = {DType::kF32, options_.storage, adapted_->flat_weights()};
+  if (adapted_ != nullptr) state = {DType::kF32, options_.storage, adapted_.get()};
   ASSIGN_OR_RETURN(
       state_,
       TrainingState::Create(device_, *stream_, adapted_ != nullptr ? trained_layout_ : held_layout_,

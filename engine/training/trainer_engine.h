@@ -43,8 +43,8 @@ struct TrainerOptions {
   double weight_decay = 0;     // of matrices; norms and biases do not decay
   double max_grad_norm = 1.0;  // 0: no clipping
   ParallelOptions parallel;
-  // With a rank: the policy is the model and an adapter, which alone is trained (docs/lora.md). For
-  // ddp and zero1, with one leaf of K.
+  // With a rank: the policy is the model and an adapter, which alone is trained (docs/lora.md).
+  // With one leaf of K.
   LoraOptions lora;
   // 8-bit moments change the bits, files don't (docs/parallel-training.md). With one leaf of K.
   OptimizerStorage storage;

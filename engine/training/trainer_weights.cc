@@ -75,10 +75,6 @@ std::shared_ptr<const HostWeights> TrainerEngine::GetWeights() {
 
 absl::StatusOr<std::shared_ptr<const HostWeights>> TrainerEngine::GatherWeights() {
   auto host = std::make_shared<HostWeights>(layout_, options_.dtype, counters_.version);
-  if (adapted_ != nullptr) {
-    device_.Download(*stream_, flat_weights(), host->data());
-    return host;
-  }
   RETURN_IF_ERROR(tensor_ == nullptr
                       ? state_->DownloadWeights(host->data())
                       : tensor_->DownloadWeights(*state_, options_.dtype, host->data()));
@@ -86,7 +82,7 @@ absl::StatusOr<std::shared_ptr<const HostWeights>> TrainerEngine::GatherWeights(
 }
 
 bool TrainerEngine::HoldsAll(DType dtype) const {
-  if (adapted_ != nullptr) return true;
+  if (adapted_ != nullptr && dtype == DType::kF32) return true;  // from the base and the adapter
   return leaves_group() == nullptr &&
          (dtype == DType::kF32 ? state_->has_all_masters() : state_->has_all_weights());
 }
@@ -99,13 +95,13 @@ absl::Status TrainerEngine::ReadRows(const Parameter& parameter, int64_t row_beg
                                               row_end, ") of ", view.rows));
   }
   const bool masters = dtype == DType::kF32;
-  if (adapted_ != nullptr) return ReadAdaptedRows(parameter, row_begin, row_end, dtype, dst);
   if (!HoldsAll(dtype)) {
     return absl::FailedPreconditionError(
         absl::StrCat(parameter.spec.name, ": this rank holds a part of it; ",
                      leaves_group() != nullptr ? "tensor_parallel" : Name(options_.parallel.kind),
                      " divides it among ranks"));
   }
+  if (adapted_ != nullptr) return ReadAdaptedRows(parameter, row_begin, row_end, dtype, dst);
   const int64_t begin = view.offset + row_begin * view.cols;
   const int64_t count = (row_end - row_begin) * view.cols;
   if (masters && !state_->is_plain()) {

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "engine/training/adapted_model.h"
 
 namespace stretto::engine {
 namespace {
@@ -27,7 +28,8 @@ class TrainingState::Follower final : public ParameterUnits {
   void BeforeForward(int64_t) override {}
   void AfterForward(int64_t) override {}
   Tensors BeforeBackward(int64_t) override {
-    return {state_.model_ ? state_.model_ : state_.weights_flat_, state_.gradients_};
+    return {state_.model_ != nullptr ? state_.model_->flat_weights() : state_.weights_flat_,
+            state_.gradients_};
   }
   void AfterMlpBackward(int64_t unit) override {
     const auto [begin, end] = state_.map_.PartsOf(unit);
@@ -117,7 +119,7 @@ absl::Status TrainingState::Allocate(const TrainingStateOptions& state) {
   const Place all{&whole_, 0}, mine{&map_, rank()};
   optimizer_place_ = options_.kind == DataParallel::kDdp ? all : mine;
   gradient_place_ = options_.streams_gradients() ? mine : all;
-  weight_place_ = options_.kind == DataParallel::kFsdp ? mine : all;
+  weight_place_ = options_.kind == DataParallel::kFsdp && model_ == nullptr ? mine : all;
   const auto make = [&](DeviceMemory& memory, DType type, const Place& place,
                         Tensor& tensor) -> absl::Status {
     // A rank may own nothing of a very small model.
@@ -128,27 +130,30 @@ absl::Status TrainingState::Allocate(const TrainingStateOptions& state) {
   RETURN_IF_ERROR(make(weight_memory_, state.dtype, weight_place_, weights_flat_));
   RETURN_IF_ERROR(AllocateOptimizer(state.storage));
   RETURN_IF_ERROR(make(gradient_memory_, DType::kF32, gradient_place_, gradients_));
-  if (model_) {
-    STRETTO_CHECK(!options_.streams_gradients());
-  } else if (weight_place_.map == &whole_) {
+  if (model_ == nullptr && weight_place_.map == &whole_) {
     ASSIGN_OR_RETURN(weights_, ModelWeights::View(device_, stream_, *layout_, weights_flat_));
-  } else {
+  } else if (model_ == nullptr) {
     weights_ = ModelWeights::Empty(*layout_);
   }
-  if (!options_.streams_gradients()) {
-    if (!alone()) follower_ = std::make_unique<Follower>(*this);
-    return absl::OkStatus();
-  }
+  if (options_.streams_gradients()) return AllocateStream();
+  if (!alone()) follower_ = std::make_unique<Follower>(*this);
+  return absl::OkStatus();
+}
+
+absl::Status TrainingState::AllocateStream() {
   const bool gathers = options_.kind == DataParallel::kFsdp;
+  const Tensor& weights = model_ != nullptr ? model_->flat_weights() : weights_flat_;
   const UnitStreamContext context{device_,
                                   stream_,
+                                  model_ != nullptr ? model_->layout() : *layout_,
+                                  model_ != nullptr ? model_->map() : map_,
                                   *layout_,
                                   map_,
                                   *communicator_,
-                                  *weights_,
+                                  model_ != nullptr ? model_->weights() : *weights_,
                                   gathers,
-                                  gathers ? weights_flat_ : Tensor{},
-                                  gathers ? Tensor{} : weights_flat_,
+                                  gathers ? weights : Tensor{},
+                                  gathers ? Tensor{} : weights,
                                   gradients_};
   ASSIGN_OR_RETURN(unit_stream_, UnitStream::Create(context, options_));
   return absl::OkStatus();
@@ -162,18 +167,6 @@ ParameterUnits* TrainingState::units() {
 TrainingState::Piece TrainingState::PieceOf(const Place& place, int64_t part) {
   const ShardMap::Part& p = place.map->parts()[part];
   return {p.begin + p.offsets[place.rank], p.counts[place.rank]};
-}
-
-std::vector<TrainingState::Piece> TrainingState::PiecesOf(const Place& place, int64_t begin,
-                                                          int64_t end) {
-  std::vector<Piece> pieces;
-  for (int64_t p = place.map->PartOf(begin); p <= place.map->PartOf(end - 1); ++p) {
-    const Piece piece = PieceOf(place, p);
-    const int64_t from = std::max(piece.begin, begin);
-    const int64_t to = std::min(piece.begin + piece.count, end);
-    if (from < to) pieces.push_back({from, to - from});
-  }
-  return pieces;
 }
 
 int64_t TrainingState::LocalOf(const Place& place, int64_t begin, int64_t count) {
@@ -190,11 +183,10 @@ Tensor TrainingState::In(const Tensor& tensor, const Place& place, int64_t begin
 
 std::vector<StatePart> TrainingState::PartsToWrite() const {
   std::vector<StatePart> parts;
-  const Place mine{&map_, rank()};
   for (const StateTensor which : {StateTensor::kMaster, StateTensor::kM, StateTensor::kV}) {
     for (const Parameter& p : layout_->parameters()) {
-      for (const auto& [begin, count] :
-           PiecesOf(mine, p.view.offset, p.view.offset + p.view.size())) {
+      for (const auto& [begin, count, unused] :
+           map_.RunsOf(rank(), p.view.offset, p.view.offset + p.view.size())) {
         StatePart& part = parts.emplace_back();
         part = {which, &p, begin - p.view.offset, count, {}, 0, 0, 0, 0, nullptr};
         if (is_plain()) {
@@ -220,10 +212,9 @@ void TrainingState::FinishReaders() {
 void TrainingState::Upload(StateTensor which, const Parameter& parameter, const float* src) {
   FinishReaders();
   const ParameterView& view = parameter.view;
-  for (const auto& [begin, count] :
-       PiecesOf(optimizer_place_, view.offset, view.offset + view.size())) {
-    upload_status_.Update(optimizer_->Write(which, LocalOf(optimizer_place_, begin, count), count,
-                                            src + (begin - view.offset)));
+  for (const auto& [begin, count, local] : optimizer_place_.map->RunsOf(
+           optimizer_place_.rank, view.offset, view.offset + view.size())) {
+    upload_status_.Update(optimizer_->Write(which, local, count, src + (begin - view.offset)));
   }
 }
 
@@ -305,20 +296,25 @@ absl::Status TrainingState::PublishWeights() {
   return absl::OkStatus();
 }
 
+bool TrainingState::has_all_weights() const {
+  return model_ != nullptr ? model_->is_whole() : weight_place_.whole();
+}
+
 absl::Status TrainingState::DownloadWeights(uint8_t* dst) {
-  if (weight_place_.map == &whole_) {
-    device_.Download(stream_, weights_flat_, dst);
+  const Tensor& flat = model_ != nullptr ? model_->flat_weights() : weights_flat_;
+  if (has_all_weights()) {
+    device_.Download(stream_, flat, dst);
     return absl::OkStatus();
   }
-  const size_t element = SizeOf(weights_flat_.dtype);
-  for (const ShardMap::Part& p : map_.parts()) {
+  const size_t element = SizeOf(flat.dtype);
+  for (const ShardMap::Part& p : (model_ != nullptr ? model_->map() : map_).parts()) {
     CollectiveCall call;
     call.kind = CollectiveKind::kAllGather;
-    call.dtype = weights_flat_.dtype;
+    call.dtype = flat.dtype;
     call.counts = p.counts;
     call.offsets = p.offsets;
     call.num_elements = p.counts[rank()];
-    call.input = Host(weights_flat_) + static_cast<size_t>(p.local[rank()]) * element;
+    call.input = Host(flat) + static_cast<size_t>(p.local[rank()]) * element;
     call.output = dst + static_cast<size_t>(p.begin) * element;
     RETURN_IF_ERROR(communicator_->Start(std::move(call)).Wait());
   }
@@ -369,7 +365,7 @@ void TrainingState::BeginStep(const LeafPlan& plan, TiedEmbeddingSum::IdsOfRanks
   num_sums_started_ = 0;
   sums_.clear();
   halves_ = head_started_ = false;
-  if (!alone() && !model_ && !layout_->has_leaves() && !ids_of_ranks.empty() &&
+  if (!alone() && model_ == nullptr && !layout_->has_leaves() && !ids_of_ranks.empty() &&
       layout_->lm_head.offset == layout_->embedding.offset) {
     halves_ = TiedEmbeddingSum::Pays(ids_of_ranks, layout_->embedding.rows);
     for (int r = 0; r < map_.num_ranks(); ++r) halves_ = halves_ && plan.LeavesOf(r).size() < 2;
@@ -493,7 +489,7 @@ MemoryLedger TrainingState::ledger() const {
   l.windows = unit_stream_ != nullptr ? unit_stream_->window_bytes() : partial_bytes_max_;
   l.windows += optimizer_->window_bytes();
   if (unit_stream_ != nullptr) l.packed = unit_stream_->packed_bytes();
-  if (weight_place_.map == &whole_) l.packed = weights_ != nullptr ? weights_->bytes() : 0;
+  if (weights_ != nullptr && weight_place_.map == &whole_) l.packed = weights_->bytes();
   return l;
 }
 }  // namespace stretto::engine

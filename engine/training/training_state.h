@@ -21,6 +21,8 @@
 #include "engine/training/unit_stream.h"
 
 namespace stretto::engine {
+class AdaptedModel;
+
 // Bytes that a rank holds.
 struct MemoryLedger {
   size_t weights = 0, gradients = 0, optimizer = 0;  // what the layout divides
@@ -46,9 +48,9 @@ struct StatePart {
 struct TrainingStateOptions {
   DType dtype = DType::kBF16;  // of weights
   OptimizerStorage storage;
-  // The layout is an adapter's, and this is what passes read as the model's flat weights; then
-  // weights() is not asked for.
-  Tensor model;
+  // The layout is an adapter's, and this the model of which passes read the weights; it outlives
+  // the state. Then weights() and flat_weights() are the adapter's values, which every rank has.
+  AdaptedModel* model = nullptr;
 };
 
 // Somebody who reads masters and moments while training goes on: before they change for the first
@@ -97,7 +99,7 @@ class TrainingState {
   // (collective) All weights, in the layout's order.
   absl::Status DownloadWeights(uint8_t* dst);
   // Whether this rank holds all weights, and all masters.
-  bool has_all_weights() const { return weight_place_.whole(); }
+  bool has_all_weights() const;
   bool has_all_masters() const { return optimizer_place_.whole(); }
   bool is_plain() const { return optimizer_->is_plain(); }
   // Of a plain state.
@@ -147,8 +149,6 @@ class TrainingState {
   bool alone() const { return communicator_ == nullptr || communicator_->size() == 1; }
   // Elements of a part that a place holds.
   static Piece PieceOf(const Place& place, int64_t part);
-  // Those among elements [begin, end) of the flat run, part by part.
-  static std::vector<Piece> PiecesOf(const Place& place, int64_t begin, int64_t end);
   // Where an element of the flat run is among those of a place; the `count` from there on are, too.
   static int64_t LocalOf(const Place& place, int64_t begin, int64_t count);
   // Elements [begin, begin + count) of the flat run in a tensor of `place`.
@@ -157,6 +157,7 @@ class TrainingState {
     return static_cast<uint8_t*>(device_.HostMemory(tensor));
   }
   class Follower;
+  absl::Status AllocateStream();
   absl::Status GatherFlat(const Tensor& flat);
   // Where whole weights are held: completes them from the ranks' parts and packs them anew.
   absl::Status PublishWeights();
@@ -191,7 +192,7 @@ class TrainingState {
   Communicator* leaves_;
   const ShardMap map_, whole_;
   Place optimizer_place_, gradient_place_, weight_place_;
-  Tensor model_;  // with an adapter
+  AdaptedModel* model_ = nullptr;  // with an adapter
   DeviceMemory gradient_memory_, weight_memory_;
   Tensor weights_flat_, gradients_;  // of one row
   std::unique_ptr<OptimizerState> optimizer_;

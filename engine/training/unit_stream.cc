@@ -10,8 +10,8 @@ namespace stretto::engine {
 UnitStream::UnitStream(const UnitStreamContext& context, const ParallelOptions& options)
     : c_(context),
       options_(options),
-      sums_(context.map.parts().size()),
-      tied_embedding_(context.map.parts()[0], context.layout.embedding,
+      sums_(context.gradient_map.parts().size()),
+      tied_embedding_(context.gradient_map.parts()[0], context.gradient_layout.embedding,
                       context.communicator.rank()) {}
 
 UnitStream::~UnitStream() { EndRound().IgnoreError(); }
@@ -24,30 +24,33 @@ absl::StatusOr<std::unique_ptr<UnitStream>> UnitStream::Create(const UnitStreamC
 }
 
 absl::Status UnitStream::Allocate() {
-  const int64_t layer = c_.map.largest_layer();
-  const int64_t edges[] = {c_.map.UnitSize(0), c_.map.UnitSize(last_unit())};
+  const int64_t edge_units[] = {0, last_unit()};
   for (int i = 0; i < 2; ++i) {
+    const int64_t layer = c_.gradient_map.largest_layer();
     ASSIGN_OR_RETURN(layer_gradients_[i].window, memory_.Make(c_.device, DType::kF32, 1, layer));
-    ASSIGN_OR_RETURN(edge_gradients_[i].window, memory_.Make(c_.device, DType::kF32, 1, edges[i]));
+    // An adapter has nothing there.
+    const int64_t edge = std::max<int64_t>(1, c_.gradient_map.UnitSize(edge_units[i]));
+    ASSIGN_OR_RETURN(edge_gradients_[i].window, memory_.Make(c_.device, DType::kF32, 1, edge));
   }
   if (!c_.gathers_weights) return absl::OkStatus();
   const DType dtype = c_.weight_shard.dtype;
   const auto num_layers = static_cast<int64_t>(c_.layout.layers.size());
   layer_slots_.resize(std::clamp<int64_t>(options_.max_gathered_layers, 1, num_layers));
   for (WeightSlot& slot : layer_slots_) {
-    ASSIGN_OR_RETURN(slot.window, memory_.Make(c_.device, dtype, 1, layer));
+    ASSIGN_OR_RETURN(slot.window, memory_.Make(c_.device, dtype, 1, c_.map.largest_layer()));
   }
   for (int i = 0; i < 2; ++i) {
-    ASSIGN_OR_RETURN(edge_slots_[i].window, memory_.Make(c_.device, dtype, 1, edges[i]));
+    ASSIGN_OR_RETURN(edge_slots_[i].window,
+                     memory_.Make(c_.device, dtype, 1, c_.map.UnitSize(edge_units[i])));
   }
   return absl::OkStatus();
 }
 
-Tensor UnitStream::InFlatRun(const Tensor& window, int64_t unit) const {
+Tensor UnitStream::InFlatRun(const Tensor& window, int64_t begin, int64_t size) {
   Tensor t = window;
-  t.handle -= static_cast<uint64_t>(c_.map.UnitBegin(unit)) * SizeOf(t.dtype);
+  t.handle -= static_cast<uint64_t>(begin) * SizeOf(t.dtype);
   t.rows = 1;
-  t.cols = t.row_stride = c_.layout.size();
+  t.cols = t.row_stride = size;
   return t;
 }
 
@@ -103,7 +106,7 @@ Tensor UnitStream::Gathered(int64_t unit, int direction) {
   if (slot.unit != unit) StartGather(unit);
   GatherAhead(unit, direction);
   WaitFor(slot.gathered);
-  return InFlatRun(slot.window, unit);
+  return WeightsInFlatRun(slot.window, unit);
 }
 
 void UnitStream::BeforeForward(int64_t unit) {
@@ -133,24 +136,24 @@ ParameterUnits::Tensors UnitStream::BeforeBackward(int64_t unit) {
     Keep(c_.weights.BindLayer(c_.device, c_.stream, c_.layout, unit - 1, t.flat_weights,
                               SlotOf(unit).packed));
   } else if (c_.gathers_weights) {
-    t.flat_weights = InFlatRun(SlotOf(unit).window, unit);  // still there from the way up
+    t.flat_weights = WeightsInFlatRun(SlotOf(unit).window, unit);  // still there from the way up
     if (unit == last_unit()) GatherAhead(unit, -1);
   }
   GradientSlot& slot = GradientSlotOf(unit);
   WaitFor(slot.taken);
   c_.device.Fill(c_.stream, slot.window, 0.0f);
-  t.gradients = InFlatRun(slot.window, unit);
+  t.gradients = InFlatRun(slot.window, c_.gradient_map.UnitBegin(unit), c_.gradient_layout.size());
   return t;
 }
 
 void UnitStream::AfterBackward(int64_t unit) {
   if (c_.gathers_weights && IsLayer(unit)) SlotOf(unit).unit = -1;
   if (unit == 0 && halves_) return;
-  StartSum(unit, c_.map.PartsOf(unit).first);
+  StartSum(unit, c_.gradient_map.PartsOf(unit).first);
 }
 
 void UnitStream::AfterMlpBackward(int64_t unit) {
-  const auto [begin, end] = c_.map.PartsOf(unit);
+  const auto [begin, end] = c_.gradient_map.PartsOf(unit);
   if (end - begin > 1) StartSum(unit, begin + 1);
 }
 
@@ -186,7 +189,7 @@ void UnitStream::AddTiedEmbedding() {
 }
 
 void UnitStream::TakeIfComplete(int64_t part) {
-  const ShardMap::Part& p = c_.map.parts()[part];
+  const ShardMap::Part& p = c_.gradient_map.parts()[part];
   const int rank = c_.communicator.rank();
   if (!sums_[part]->complete() || p.counts[rank] == 0) return;
   const std::vector<float> sum = sums_[part]->Take();
@@ -194,9 +197,9 @@ void UnitStream::TakeIfComplete(int64_t part) {
 }
 
 void UnitStream::StartSum(int64_t unit, int64_t part) {
-  if (!status_.ok()) return;
+  const ShardMap::Part& u = c_.gradient_map.parts()[part];
+  if (!status_.ok() || u.size() == 0) return;
   c_.device.Synchronize(c_.stream);
-  const ShardMap::Part& u = c_.map.parts()[part];
   const int rank = c_.communicator.rank();
   GradientSlot& slot = GradientSlotOf(unit);
   CollectiveCall call;
@@ -212,7 +215,7 @@ void UnitStream::StartSum(int64_t unit, int64_t part) {
   }
   for (const SumNode& node : call.plan.nodes_of_rank[rank]) {
     call.parts.push_back({node, static_cast<const float*>(c_.device.HostMemory(slot.window)) +
-                                    (u.begin - c_.map.UnitBegin(unit))});
+                                    (u.begin - c_.gradient_map.UnitBegin(unit))});
   }
   call.sum = sums_[part].get();
   call.output = static_cast<float*>(c_.device.HostMemory(c_.gradient_shard)) + u.local[rank];
@@ -224,14 +227,14 @@ void UnitStream::BeginStep(const std::vector<bool>& used_leaves) {
   used_leaves_ = used_leaves;
   const int rank = c_.communicator.rank();
   for (size_t p = 0; p < sums_.size(); ++p) {
-    sums_[p] = std::make_unique<TreeSum>(used_leaves, c_.map.parts()[p].counts[rank]);
+    sums_[p] = std::make_unique<TreeSum>(used_leaves, c_.gradient_map.parts()[p].counts[rank]);
   }
 }
 
 void UnitStream::BeginRound(const std::vector<int64_t>& leaf_of_rank,
                             TiedEmbeddingSum::IdsOfRanks ids_of_ranks) {
   leaf_of_rank_ = leaf_of_rank;
-  halves_ = tied() && c_.communicator.size() > 1 && !ids_of_ranks.empty() &&
+  halves_ = tied() && !adapts() && c_.communicator.size() > 1 && !ids_of_ranks.empty() &&
             TiedEmbeddingSum::Pays(ids_of_ranks, c_.layout.embedding.rows);
   if (halves_) tied_embedding_.Begin(std::move(ids_of_ranks));
   for (WeightSlot& slot : layer_slots_) slot.unit = -1;
@@ -265,7 +268,7 @@ void UnitStream::BackwardAlone() {
 void UnitStream::AddZeros() {
   const int rank = c_.communicator.rank();
   for (size_t p = 0; p < sums_.size(); ++p) {
-    const int64_t count = c_.map.parts()[p].counts[rank];
+    const int64_t count = c_.gradient_map.parts()[p].counts[rank];
     for (const int64_t leaf : leaf_of_rank_) {
       if (leaf >= 0) sums_[p]->Add({leaf, leaf + 1}, std::vector<float>(count, 0.0f));
     }

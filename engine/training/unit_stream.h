@@ -26,8 +26,11 @@ namespace stretto::engine {
 struct UnitStreamContext {
   Device& device;
   Stream& stream;
+  // Of the weights, and of the gradients: the model's, or of an adapter the other one's.
   const ParameterLayout& layout;
   const ShardMap& map;
+  const ParameterLayout& gradient_layout;
+  const ShardMap& gradient_map;
   Communicator& communicator;
   ModelWeights& weights;
   bool gathers_weights = false;
@@ -88,9 +91,13 @@ class UnitStream final : public ParameterUnits {
   absl::Status Allocate();
   int64_t last_unit() const { return c_.map.num_units() - 1; }
   bool IsLayer(int64_t unit) const { return unit > 0 && unit < last_unit(); }
+  bool adapts() const { return &c_.gradient_layout != &c_.layout; }
   bool tied() const { return c_.layout.lm_head.offset == c_.layout.embedding.offset; }
-  // `window` as if it were the unit's part of the flat run.
-  Tensor InFlatRun(const Tensor& window, int64_t unit) const;
+  // `window` as if it were what begins at `begin` of a flat run of so many elements.
+  static Tensor InFlatRun(const Tensor& window, int64_t begin, int64_t size);
+  Tensor WeightsInFlatRun(const Tensor& window, int64_t unit) const {
+    return InFlatRun(window, c_.map.UnitBegin(unit), c_.layout.size());
+  }
   WeightSlot& SlotOf(int64_t unit);
   GradientSlot& GradientSlotOf(int64_t unit);
   void StartGather(int64_t unit);
