@@ -52,6 +52,10 @@ CoreOptions MakeCoreOptions(const RunConfig& c, const Dataset& train, const Data
   o.min_trainers = c.cluster.min_trainers;
   o.ranks_per_copy = c.cluster.tensor_parallel;
   o.relay_fanout = c.cluster.relay_fanout;
+  const bool stops_or_skips = c.train.grad_spike_factor > 0 && c.train.grad_spike != "warn";
+  o.steps_ahead = c.schedule.max_staleness > 0 && c.cluster.trainers == 1 &&
+                  c.algorithm.kl_target <= 0 && !stops_or_skips &&
+                  c.train.not_finite_step != "stop";
   o.trainer_grace_ns = c.cluster.trainer_grace_ms * 1'000'000;
   o.settle_ns = 20'000'000;
   o.lease_ns = c.cluster.lease_ms * 1'000'000;

@@ -16,7 +16,9 @@
 //  4. A step's batch is its groups in stream order. Complete when all are scored.
 //  5. The trainer takes one step at a time, the one after its version; of several, each takes its
 //     part, and the step is taken when all have given the same hash. Unblocked by a complete batch,
-//     the end of an evaluation, the end of the step before, a group of trainers that is formed.
+//     the end of an evaluation, the end of the step before, a group of trainers that is formed. One
+//     that is alone is told of the next step meanwhile, so that it need not wait for it: where its
+//     batch is complete and neither an evaluation nor a checkpoint comes between (steps_ahead).
 //  6. A new version is recorded with its hash; only then does it exist.
 //  7. A checkpoint is begun between two steps and written while the next ones are taken; it exists
 //     when all ranks have said so. Unblocked by the end of the save before.
@@ -74,6 +76,8 @@ struct TrainerGroup {
   std::vector<TrainerRank> ranks;
   Version version;                // that all hold; number -1: unknown
   int64_t missing_since_ns = -1;  // how long there has been no complete group; -1: there is one
+  int64_t step = -1;              // that is under way; -1: none
+  int64_t ahead = -1;             // that has been asked for beside it, to follow it; -1: none
 
   // The rank that is to answer this; nullptr: nobody waits for it any more.
   TrainerRank* Asked(const std::string& member, uint64_t member_epoch, uint64_t group_epoch);
@@ -219,7 +223,7 @@ class Core {
   void TrainersLackVersion(int64_t now_ns);
 
   bool TrainersWait() const;
-  bool CheckpointIsDue(int64_t now_ns) const;
+  bool CheckpointIsDue(int64_t version, int64_t now_ns) const;
   void BeginCheckpoint(int64_t now_ns);
   bool IsAwaited(const std::string& member, uint64_t epoch, uint64_t group_epoch, int64_t version);
   void DropSave();
@@ -252,12 +256,16 @@ class Core {
   void Fail(const absl::Status& status);
   void End(const absl::Status& status, const std::string& detail);
   bool GatherBatch(int64_t step, std::vector<uint64_t>* batch);
+  bool RecordNextBatch(int64_t step);
   void TrainNextStep();
+  void TrainStepAhead(int64_t now_ns);
+  void AskForStep(int64_t step, const Version& base, bool is_replay);
   void StepRecorded(const TakeStep& asked, const Version& version, double measured_kl);
   absl::Status CheckTrainerVersion(const Version& version) const;
 
   bool IsOver() const { return ended_; }
-  bool EvalIsDue() const;
+  bool EvalIsDue() const { return EvalIsDue(version_.number); }
+  bool EvalIsDue(int64_t version) const;
   std::vector<Group*> GroupsOf(GroupKind kind, int64_t round);
   template <class T>
   void Emit(T command) {

@@ -27,8 +27,7 @@ bool Core::TrainersWait() const {
          version_.number > 0;
 }
 
-bool Core::CheckpointIsDue(int64_t now_ns) const {
-  const int64_t v = version_.number;
+bool Core::CheckpointIsDue(int64_t v, int64_t now_ns) const {
   const CheckpointLog& log = checkpoints_;
   if (v <= log.version || now_ns < log.not_before_ns) return false;
   if (v == options_.num_steps || stopping_ || TrainersWait()) return true;

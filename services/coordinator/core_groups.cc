@@ -98,8 +98,7 @@ void Core::RejectWithoutSignal(int64_t step) {
   }
 }
 
-bool Core::EvalIsDue() const {
-  const int64_t v = version_.number;
+bool Core::EvalIsDue(int64_t v) const {
   if (v < 0 || options_.num_eval_prompts == 0 || evaluated_.count(v) > 0) return false;
   return (v == 0 && options_.eval_before) || (v == options_.num_steps && options_.eval_after) ||
          (v > 0 && options_.eval_every > 0 && v % options_.eval_every == 0);

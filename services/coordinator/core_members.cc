@@ -68,8 +68,10 @@ absl::Status Core::CheckTrainerVersion(const Version& version) const {
         absl::StrCat("the trainer's version ", version.number, " has hash ", version.hash,
                      ", the run's journal has ", known->second, ": not a checkpoint of this run"));
   }
-  // A step may have been taken whose result was never recorded; it is asked for again.
-  if (newest >= 0 && version.number == newest + 1) return absl::OkStatus();
+  // A step may have been taken whose result was never recorded, and the next; they are asked for
+  // again.
+  const int64_t last = newest + (options_.steps_ahead ? 2 : 1);
+  if (newest >= 0 && version.number > newest && version.number <= last) return absl::OkStatus();
   if (newest < 0 && version.number == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "the trainer holds version ", version.number, ", the run's journal ends at ", newest,

@@ -10,6 +10,7 @@
 // again, and goes on: the same bits as if nothing had happened. A run that is to have one trainer
 // has no group: whoever registers is the trainer, at the version it holds.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -92,6 +93,7 @@ void Core::LoseTrainers(const std::string& why, int64_t now_ns) {
   }
   trainers_.phase = Phase::kNone;
   trainers_.ranks.clear();
+  trainers_.step = trainers_.ahead = -1;
   DropSave();
   trainers_.version = Version();
 }
@@ -228,6 +230,7 @@ void Core::TrainersFailed(const absl::Status& status, const std::string& what, i
     LoseTrainers(absl::StrCat(what, ": ", status.message()), now_ns);
   } else {
     for (TrainerRank& rank : trainers_.ranks) rank.is_asked = false;
+    trainers_.step = trainers_.ahead = -1;
     if (may_differ) trainers_.version = Version();  // ask it where it stands
     Note(absl::StrCat(what, ": ", status.message()));
   }
@@ -264,7 +267,11 @@ bool Core::TrainerHasVersion() const {
 // One thing at a time: catch up, begin a save, or take the next step.
 void Core::DriveTrainer(int64_t now_ns) {
   if (!stopping_) FormTrainers(now_ns);
-  if (Trainer(now_ns) == nullptr || trainers_.is_busy()) return;
+  if (Trainer(now_ns) == nullptr) return;
+  if (trainers_.is_busy()) {
+    TrainStepAhead(now_ns);
+    return;
+  }
   if (trainers_.version.number < 0 || version_.number < 0) {
     trainer_activity_ = "waiting";
     TrainerRank& rank = trainers_.ranks[0];
@@ -272,12 +279,12 @@ void Core::DriveTrainer(int64_t now_ns) {
     Emit(AskTrainer{rank.name, rank.epoch});
     return;
   }
-  // Trainers one step ahead hold a result that was never recorded: asked again, they repeat it.
+  // Trainers that are ahead hold results that were never recorded: asked again, they repeat them.
   if (!(trainers_.version == version_)) {
     if (!stopping_) TrainNextStep();
     return;
   }
-  if (save_.version < 0 && CheckpointIsDue(now_ns)) {
+  if (save_.version < 0 && CheckpointIsDue(version_.number, now_ns)) {
     BeginCheckpoint(now_ns);
     return;
   }
@@ -293,7 +300,7 @@ bool Core::GatherBatch(int64_t step, std::vector<uint64_t>* batch) {
   for (Group* group : GroupsOf(GroupKind::kTrain, step)) {
     if (group->state == GroupState::kRejected) continue;
     if (group->state != GroupState::kScored) return false;
-    if (!rl::WithinStaleness(version_.number, group->min_version, options_.max_staleness)) {
+    if (!rl::WithinStaleness(step - 1, group->min_version, options_.max_staleness)) {
       ++num_stale_dropped_;
       Note(absl::StrCat("group ", group->id, " has become too old (version ", group->min_version,
                         "); it is generated again"));
@@ -308,33 +315,57 @@ bool Core::GatherBatch(int64_t step, std::vector<uint64_t>* batch) {
 void Core::TrainNextStep() {
   const bool is_replay = trainers_.version.number < version_.number;
   const int64_t step = is_replay ? trainers_.version.number + 1 : version_.number + 1;
-  if (!is_replay && kl_coefs_.count(step) == 0) {
-    std::vector<uint64_t> batch;
-    if (!GatherBatch(step, &batch)) return;
-    kl_coefs_[step] = kl_coef_;
-    Emit(RecordBatch{step, kl_coef_, std::move(batch)});
-  }
+  if (!is_replay && !RecordNextBatch(step)) return;
   if (kl_coefs_.count(step) == 0) {
     Fail(absl::DataLossError(absl::StrCat("the journal has no batch of step ", step)));
     return;
   }
   trainer_activity_ = is_replay ? "repeating a step" : "training";
+  trainers_.step = step;
+  trainers_.ahead = -1;
+  AskForStep(step, {step - 1, versions_[step - 1]}, is_replay);
+}
+
+// False: the batch is not complete.
+bool Core::RecordNextBatch(int64_t step) {
+  if (kl_coefs_.count(step) > 0) return true;
+  std::vector<uint64_t> batch;
+  if (!GatherBatch(step, &batch)) return false;
+  kl_coefs_[step] = kl_coef_;
+  Emit(RecordBatch{step, kl_coef_, std::move(batch)});
+  return true;
+}
+
+void Core::AskForStep(int64_t step, const Version& base, bool is_replay) {
   for (TrainerRank& rank : trainers_.ranks) {
     rank.is_asked = true;
-    Emit(TakeStep{rank.name,
-                  rank.epoch,
-                  trainers_.epoch,
-                  step,
-                  {step - 1, versions_[step - 1]},
-                  kl_coefs_[step],
-                  is_replay});
+    Emit(TakeStep{rank.name, rank.epoch, trainers_.epoch, step, base, kl_coefs_[step], is_replay});
   }
+}
+
+// The step after the one under way, where nothing comes between: what the trainer would wait for,
+// once it has answered, are messages and the journal.
+void Core::TrainStepAhead(int64_t now_ns) {
+  const int64_t base = trainers_.step, step = base + 1;
+  if (!options_.steps_ahead || has_group() || base != version_.number + 1) return;
+  if (trainers_.ahead >= 0 || stopping_ || paused_ || step > options_.num_steps) return;
+  if (EvalIsDue(base) || CheckpointIsDue(base, now_ns) || !RecordNextBatch(step)) return;
+  trainers_.ahead = step;
+  AskForStep(step, {base, ""}, /*is_replay=*/false);
 }
 
 bool Core::OnStepTaken(const TakeStep& asked, const absl::Status& status, const Version& version,
                        double measured_kl, int64_t now_ns) {
   TrainerRank* rank = trainers_.Asked(asked.member, asked.epoch, asked.group_epoch);
   if (IsOver() || rank == nullptr || trainers_.phase != Phase::kReady) return false;
+  if (asked.step != trainers_.step) {
+    // The one ahead has failed, or its answer has overtaken the other's: it is asked for again.
+    if (asked.step == trainers_.ahead) {
+      trainers_.ahead = -1;
+      if (!status.ok()) members_[asked.member].not_before_ns = now_ns + options_.retry_ns;
+    }
+    return false;
+  }
   const std::string what = absl::StrCat("step ", asked.step);
   if (!status.ok()) {
     members_[asked.member].not_before_ns = now_ns + options_.retry_ns;
@@ -363,6 +394,8 @@ bool Core::OnStepTaken(const TakeStep& asked, const absl::Status& status, const 
   SetTrainersVersion(version);
   const bool is_new = known == versions_.end();
   if (is_new) StepRecorded(asked, version, measured_kl);
+  trainers_.step = std::exchange(trainers_.ahead, -1);
+  if (trainers_.step >= 0) trainers_.ranks[0].is_asked = true;
   Advance(now_ns);
   return is_new;
 }
@@ -371,6 +404,7 @@ void Core::OnTrainerStatus(const AskTrainer& asked, const absl::Status& status,
                            const Version& version, int64_t now_ns) {
   TrainerRank* rank = trainers_.Asked(asked.member, asked.epoch, trainers_.epoch);
   if (IsOver() || rank == nullptr || trainers_.phase != Phase::kReady) return;
+  if (trainers_.step >= 0) return;  // of an earlier question
   rank->is_asked = false;
   if (!status.ok() || version.number < 0) {
     members_[asked.member].not_before_ns = now_ns + options_.retry_ns;

@@ -49,6 +49,9 @@ struct CoreOptions {
   int64_t ranks_per_copy = 1;  // of the model: a group has a multiple of these
   int64_t trainer_grace_ns = 30'000'000'000;
   int64_t relay_fanout = 1;  // generators that each sender of weights feeds
+  // A trainer that is alone may be asked for a step before it has answered with the one before:
+  // nothing of a step depends on what the one before has measured.
+  bool steps_ahead = false;
 
   int64_t lease_ns = 5'000'000'000;
   int64_t settle_ns = 0;           // a new member learns its epoch before it is given work
@@ -188,7 +191,8 @@ struct JoinRank {
   std::vector<Peer> ranks;
   uint32_t rank = 0;
 };
-// To each rank; group_epoch 0: there is one trainer, without a group. So of saves.
+// To each rank; group_epoch 0: there is one trainer, without a group. So of saves. A base without a
+// hash is still being computed.
 struct TakeStep {
   std::string member;
   uint64_t epoch;

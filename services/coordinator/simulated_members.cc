@@ -41,6 +41,12 @@ void Simulation::Deliver(const Asked& asked, const Work& work, uint64_t life, ui
     status = absl::FailedPreconditionError("old epoch");
   }
   if (status.ok()) status = work(member);
+  if (absl::IsAborted(status) && std::is_same_v<Asked, TakeStep>) {  // its base is not there yet
+    At(5'000'000, [=, this, now_stalled = member.stalled_ns] {
+      Deliver(asked, work, life, core_life, now_stalled);
+    });
+    return;
+  }
   Version version = member.version;
   if constexpr (std::is_same_v<Asked, TakeStep>) {
     if (status.ok()) version = {asked.step, member.results.at(asked.step)};
@@ -219,9 +225,15 @@ std::string Simulation::HashOfStep(const TakeStep& c, const Version& base) {
 
 void Simulation::Do(const TakeStep& c) {
   Require(kl_coefs_.count(c.step) == 1, "a step is taken without its batch");
+  num_ahead_ += c.base.hash.empty() ? 1 : 0;
   Serve(c, sim_.times.train, [this, c](SimMember& trainer) -> absl::Status {
-    if (trainer.results.count(c.step) > 0) return absl::OkStatus();
-    if (!(trainer.version == c.base)) return absl::FailedPreconditionError("other version");
+    // The two steps that were taken last are remembered.
+    const bool is_known = c.step > trainer.version.number - 2;
+    if (is_known && trainer.results.count(c.step) > 0) return absl::OkStatus();
+    const bool is_ahead = c.base.hash.empty();
+    if (is_ahead && trainer.version.number < c.base.number) return absl::AbortedError("not yet");
+    if (is_ahead ? trainer.version.number != c.base.number : !(trainer.version == c.base))
+      return absl::FailedPreconditionError("other version");
     std::string hash;
     SimGroup& group = sim_groups_[c.group_epoch];
     if (c.group_epoch > 0 && group.results.count(c.step) > 0) {

@@ -32,6 +32,7 @@ CoreOptions SmallRun(const SimOptions& options) {
           .min_trainers = options.min_trainers,
           .ranks_per_copy = options.ranks_per_copy,
           .trainer_grace_ns = 3000 * kMs,
+          .steps_ahead = options.max_staleness > 0 && options.num_trainers == 1,
           .lease_ns = 2000 * kMs,
           .settle_ns = 10 * kMs,
           .retry_ns = 100 * kMs,

@@ -91,6 +91,8 @@ class Simulation {
   int num_troubles() const { return num_troubles_; }
   // Saves that ended when training had gone on.
   int64_t num_saved_behind() const { return num_saved_behind_; }
+  // Steps that were asked for while the one before was under way.
+  int64_t num_ahead() const { return num_ahead_; }
   // Groups of trainers that went on with fewer copies of the model, each shared by several ranks.
   int64_t num_copies_lost() const { return num_copies_lost_; }
   int64_t num_events() const { return static_cast<int64_t>(num_events_); }
@@ -202,7 +204,7 @@ class Simulation {
   Version checkpoint_;      // on the trainers' disk
   std::set<int64_t> durable_;
   std::map<std::tuple<std::string, uint64_t, int64_t>, std::string> save_errors_;
-  int64_t num_saved_behind_ = 0, num_copies_lost_ = 0;
+  int64_t num_saved_behind_ = 0, num_copies_lost_ = 0, num_ahead_ = 0;
   std::map<uint64_t, SimGroup> sim_groups_;
   std::map<std::string, int64_t> faults_;
   std::map<int64_t, int64_t> version_ms_;

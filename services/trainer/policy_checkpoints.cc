@@ -51,6 +51,7 @@ absl::Status PolicyTrainer::RestoreOrBegin() {
   state_.checkpoint_version = info->counters.version;
   state_.checkpoint_hash = info->checkpoint_hash;
   last_outcome_ = extra.last_outcome;
+  outcome_before_.reset();
   // Asked for again, it is there.
   save_ = SaveState();
   save_.version = info->counters.version;

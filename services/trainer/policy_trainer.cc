@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
@@ -167,6 +168,7 @@ absl::StatusOr<absl::optional<StepOutcome>> PolicyTrainer::Look(const StepReques
                                                    request.base_version));
   }
   if (request.step == state_.version && last_outcome_.has_value()) return last_outcome_;
+  if (request.step == state_.version - 1 && outcome_before_.has_value()) return outcome_before_;
   if (request.base_version != state_.version) {
     return absl::FailedPreconditionError(absl::StrCat(
         "step ", request.step, " cannot be taken: this trainer is at version ", state_.version));
@@ -176,6 +178,18 @@ absl::StatusOr<absl::optional<StepOutcome>> PolicyTrainer::Look(const StepReques
         "version ", request.base_version, " is ", state_.hash, " here, not ", request.base_hash));
   }
   return absl::optional<StepOutcome>();
+}
+
+absl::Status PolicyTrainer::AwaitVersion(int64_t version,
+                                         const std::function<bool()>& is_cancelled) const {
+  absl::MutexLock lock(&state_mutex_);
+  const auto is_there = [&]() ABSL_SHARED_LOCKS_REQUIRED(state_mutex_) {
+    return state_.version >= version;
+  };
+  while (!state_mutex_.AwaitWithTimeout(absl::Condition(&is_there), absl::Milliseconds(100))) {
+    if (is_cancelled()) return absl::CancelledError("nobody waits for the step any more");
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StepOutcome> PolicyTrainer::TakeStep(const StepRequest& request) {
@@ -195,7 +209,7 @@ absl::StatusOr<StepOutcome> PolicyTrainer::TakeStep(const StepRequest& request) 
   {
     absl::MutexLock state(&state_mutex_);
     state_.busy_seconds += outcome.seconds;
-    last_outcome_ = outcome;
+    outcome_before_ = std::exchange(last_outcome_, outcome);
   }
   Report(outcome);
   ReportGroup();

@@ -1,6 +1,7 @@
 // The policy in training: the engine with its masters and optimizer, the versions that others may
-// fetch, and the checkpoints. A step is taken once: asking again for the step that was taken last
-// gives its first result. Thread-safe; calls that need the engine run one at a time. Knows no gRPC.
+// fetch, and the checkpoints. A step is taken once: asking again for one of the two that were taken
+// last gives its first result. Thread-safe; calls that need the engine run one at a time. Knows no
+// gRPC.
 //
 // A run with several trainers (cluster.trainers) has a group of ranks, of which this is one: it has
 // no engine until it has joined a group, every rank is given the same calls, and rank 0 alone holds
@@ -34,7 +35,7 @@ namespace stretto::services {
 struct StepRequest {
   int64_t step = 0;          // produces version `step`
   int64_t base_version = 0;  // step − 1
-  std::string base_hash;     // empty: not checked
+  std::string base_hash;     // empty: not checked; it may be under way still
   uint64_t group_epoch = 0;  // 0: a trainer that is alone
   absl::optional<double> kl_coef;
   // A gradient with a larger norm changes nothing.
@@ -102,10 +103,12 @@ class PolicyTrainer {
   // isn't.
   absl::StatusOr<TrainerState> JoinGroup(const GroupRequest& request);
 
-  // The outcome of the request's step if it is the one taken last. FAILED_PRECONDITION: neither
-  // this one nor the next is asked for, or the base or the group is another. nullopt: it can be
-  // taken now.
+  // The outcome of the request's step if it is one of the two taken last. FAILED_PRECONDITION:
+  // neither this one nor the next is asked for, or the base or the group is another. nullopt: it
+  // can be taken now.
   absl::StatusOr<absl::optional<StepOutcome>> Look(const StepRequest& request) const;
+  // Blocks while the version that a step starts from is still being computed.
+  absl::Status AwaitVersion(int64_t version, const std::function<bool()>& is_cancelled) const;
   // Blocks for the computation, which is not interrupted.
   absl::StatusOr<StepOutcome> TakeStep(const StepRequest& request);
 
@@ -211,6 +214,7 @@ class PolicyTrainer {
   mutable absl::Mutex state_mutex_;
   TrainerState state_ ABSL_GUARDED_BY(state_mutex_);
   absl::optional<StepOutcome> last_outcome_ ABSL_GUARDED_BY(state_mutex_);
+  absl::optional<StepOutcome> outcome_before_ ABSL_GUARDED_BY(state_mutex_);  // of this life
   // The save that was begun last, or the checkpoint that was restored.
   struct SaveState {
     int64_t version = -1;

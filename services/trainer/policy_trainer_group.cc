@@ -26,6 +26,7 @@ absl::StatusOr<TrainerState> PolicyTrainer::JoinGroup(const GroupRequest& reques
     absl::MutexLock state(&state_mutex_);
     state_ = TrainerState();
     last_outcome_.reset();
+    outcome_before_.reset();
     save_ = SaveState();
   }
   ASSIGN_OR_RETURN(group_, seat_->Join(request.table, request.rank, request.timeout));

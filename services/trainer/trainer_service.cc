@@ -97,9 +97,10 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status TrainStep(grpc::ServerContext*, grpc::ServerReader<v1::TrainStepChunk>* reader,
+  grpc::Status TrainStep(grpc::ServerContext* context,
+                         grpc::ServerReader<v1::TrainStepChunk>* reader,
                          v1::TrainStepResponse* response) override {
-    return ToGrpc(Step(*reader, *response));
+    return ToGrpc(Step(*context, *reader, *response));
   }
 
   grpc::Status SaveCheckpoint(grpc::ServerContext* context,
@@ -168,7 +169,8 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
     return fence_->Check(caller.run_id(), caller.member_epoch());
   }
 
-  absl::Status Step(grpc::ServerReader<v1::TrainStepChunk>& reader,
+  absl::Status Step(const grpc::ServerContext& context,
+                    grpc::ServerReader<v1::TrainStepChunk>& reader,
                     v1::TrainStepResponse& response) {
     v1::TrainStepChunk chunk;
     if (!reader.Read(&chunk) || !chunk.has_header()) {
@@ -183,12 +185,20 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
     request.group_epoch = header.group_epoch();
     if (header.has_kl_coef()) request.kl_coef = header.kl_coef();
     if (header.has_skip_above_norm()) request.skip_above_norm = header.skip_above_norm();
-    ASSIGN_OR_RETURN(const absl::optional<StepOutcome> taken, trainer_->Look(request));
-    if (taken.has_value()) {
-      ToProto(*taken, response);
-      return absl::OkStatus();
+    const bool is_ahead =
+        request.base_hash.empty() && request.base_version == trainer_->State().version + 1;
+    if (!is_ahead) {
+      ASSIGN_OR_RETURN(const absl::optional<StepOutcome> taken, trainer_->Look(request));
+      if (taken.has_value()) {
+        ToProto(*taken, response);
+        return absl::OkStatus();
+      }
     }
     RETURN_IF_ERROR(ReadGroups(reader, header.num_groups(), request));
+    if (is_ahead) {
+      RETURN_IF_ERROR(trainer_->AwaitVersion(request.base_version,
+                                             [&context] { return context.IsCancelled(); }));
+    }
     ASSIGN_OR_RETURN(const StepOutcome outcome, trainer_->TakeStep(request));
     ToProto(outcome, response);
     return absl::OkStatus();

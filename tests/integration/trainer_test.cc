@@ -154,6 +154,25 @@ TEST_CASE("a step is taken once, and only from the right version") {
     CHECK(again.metrics().at("loss") == response.metrics().at("loss"));
     CHECK(trainer.Status().version().number() == 1);
   }
+  SECTION("the next one may be asked for before it, and waits for it") {
+    v1::PolicyVersion next;  // has no hash yet
+    next.set_number(1);
+    v1::TrainStepResponse ahead, again;
+    grpc::Status of_ahead;
+    std::thread asks([&] { of_ahead = trainer.Step(2, next, groups, &ahead); });
+    absl::SleepFor(absl::Milliseconds(100));
+    CHECK(trainer.Step(1, v0, groups, &response).ok());
+    asks.join();
+    INFO(of_ahead.error_message());
+    REQUIRE(of_ahead.ok());
+    CHECK(ahead.version().number() == 2);
+    // Whoever did not hear of both asks for both again.
+    REQUIRE(trainer.Step(1, v0, groups, &again).ok());
+    CHECK(again.version().hash() == response.version().hash());
+    REQUIRE(trainer.Step(2, response.version(), groups, &again).ok());
+    CHECK(again.version().hash() == ahead.version().hash());
+    CHECK(trainer.Step(2, v0, groups, &again).error_code() == StatusCode::INVALID_ARGUMENT);
+  }
   SECTION("another version, another hash") {
     v1::PolicyVersion other = v0;
     other.set_number(4);
