@@ -22,9 +22,9 @@ enum Mode : uint8_t {
   kUnchanged = 0,
   kSparse = 1,
   kWhole = 2,
-  kGrid = 3,
   kSteps = 4,
-  kChangeBits = 5
+  kChangeBits = 5,
+  kGrid = 6
 };
 constexpr int kZstdLevel = 1;  // the streams are small; the encoder runs beside the training
 
@@ -216,35 +216,23 @@ absl::Status ApplyChangeBits(absl::Span<const uint16_t> base, absl::Span<const u
   return DecodeChangeBits(base, bits, out);
 }
 
-// The fastest way that is not much larger than the smallest, from a part of all elements.
-Mode ChooseMode(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next) {
-  constexpr size_t kRun = 64, kEvery = 16, kMostRuns = 256;
-  const size_t stride = std::max(kRun * kEvery, base.size() / kMostRuns);
-  size_t seen = 0, changed = 0, by_one = 0;
-  for (size_t begin = 0; begin < base.size(); begin += stride) {
-    const size_t end = std::min(begin + kRun, base.size());
-    for (size_t i = begin; i < end; ++i) {
-      if (base[i] == next[i]) continue;
-      ++changed;
-      const int64_t step = ToGrid(next[i]) - ToGrid(base[i]);
-      by_one += step == 1 || step == -1 ? 1 : 0;
-    }
-    seen += end - begin;
-  }
-  if (changed * 8 >= seen && by_one * 2 >= changed) return kChangeBits;
-  return changed * 4 >= seen && base.size() <= UINT32_MAX ? kSteps : kGrid;
+// The fastest way that is not much larger than the smallest.
+Mode ChooseMode(const GridSample& sample, size_t size) {
+  if (sample.changed * 8 >= sample.seen && sample.by_one * 2 >= sample.changed) return kChangeBits;
+  return sample.changed * 4 >= sample.seen && size <= UINT32_MAX ? kSteps : kGrid;
 }
 
 Bytes EncodeBf16(absl::Span<const uint8_t> base, absl::Span<const uint8_t> next) {
   const Elements before(base), after(next);
-  const Mode mode = ChooseMode(before.span(), after.span());
+  const GridSample sample = SampleChanges(before.span(), after.span());
+  const Mode mode = ChooseMode(sample, before.span().size());
   if (mode == kSteps) return EncodeSteps(before.span(), after.span());
   if (mode == kChangeBits) {
     Bytes bits;
     EncodeChangeBits(before.span(), after.span(), bits);
     return Compress(bits, {kChangeBits});
   }
-  Bytes coded = EncodeGrid(before.span(), after.span());
+  Bytes coded = EncodeGrid(PlanGroups(sample), before.span(), after.span());
   if (!coded.empty()) coded.insert(coded.begin(), kGrid);
   return coded;
 }
@@ -310,7 +298,8 @@ absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
     case kWhole:
       return Decompress(in, out);
     default:
-      return Corrupt(absl::StrCat("unknown mode ", delta[0]));
+      return Corrupt(absl::StrCat("unknown mode ", delta[0],
+                                  "; is its sender of another release? All run the same one"));
   }
 }
 

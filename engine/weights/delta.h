@@ -8,16 +8,17 @@
 // sign of zero survive. bf16 and f16 have 2^16 grid points, f32 2^32.
 //
 // Bytes of a delta (integers little-endian, varints LEB128):
-//   u8 mode         0 unchanged · 1 sparse · 2 whole · 3 grid · 4 steps · 5 bits (3 to 5: bf16)
+//   u8 mode         0 unchanged · 1 sparse · 2 whole · 4 steps · 5 bits · 6 grid (4 to 6: bf16)
 //   0: nothing more
 //   1: varint count · varint size of the gaps · varint size of the steps · zstd frame of
 //      gaps (varint each: first position, then position − previous − 1) and
 //      steps (varint each: zigzag of new − old, never 0)
 //   2: zstd frame of the new bytes
-//   3: as in grid_codec.h
 //   4: zstd frame of the steps of all elements, modulo 2^16, zigzag: the low bytes, then the high
 //      bytes, both in order of the old elements' exponents
 //   5: zstd frame of what change_bits.h says
+//   6: as in grid_codec.h (3 was an earlier code of the same)
+// Deltas live as long as the processes that make them; nobody reads one from another release.
 // Encoding takes 5 where an eighth of the elements changed, mostly by one step, 4 where a quarter
 // changed by more, and what is smaller than the tensor; else 2, so that any change of any dtype
 // costs at most about the tensor itself.

@@ -2,37 +2,39 @@
 // knows: the old weights.
 //
 // After an optimizer step of size lr, a weight w moves to a neighbouring bf16 value with a
-// probability near lr / (spacing of bf16 at w), so w's exponent says how likely it changed. Each
-// class of exponents has a hazard, −log2(probability to stay) in units of 1/kHalfLife
-// (grid_scan.h): hazards of elements that all stay add up. So one symbol says which of many
-// elements is the next to change, with the probabilities that coding a bit for every element would
-// have. Where most of a class changes (what was 0 in a quantised model), a bit for every element is
-// coded.
+// probability near lr / (spacing of bf16 at w), so w's exponent says how likely it changed.
+// Exponents belong to classes, and classes that change about as readily to groups
+// (grid_lines.h). In a sparse group, changes lead to a neighbour: they are told by rank, the number
+// of the group's elements before them, as gaps from one to the next, and by direction. In the dense
+// group, of small weights that mostly change and by more, every element is told (dense_code.h).
+// What is rare in its group is told by its place.
+//
+// Elements are worked on in lines of 64, whose properties are masks, so that what there is to do
+// for an element that stays is a part of a few vector instructions. "A step" here is one of the
+// bits as an integer, which is one of the grid's but where it leads over zero.
 //
 // Bytes (integers little-endian, varints LEB128):
-//   varint count of changes > 0 · u8 first exponent · kNumClasses × u8 code of a hazard
-//   u8 log2 of a window's groups · varint size of what follows
-//   a range coder's bytes (range_coder.h), without zeros at the end; for each piece of kPiece
-//   elements:
-//     for each element of a dense class: an adaptive bit of the class, whether it changed; if so,
-//       its grid steps (step_model.h)
-//     for each window of the others: symbols until one says that none is left
-//       that the element changed whose hazards before it, from the last change in this window on,
-//       add up to b and with it to e, with probability t(e) − t(b), where
-//       t(x) = 1 − 2^(−x/kHalfLife), then its grid steps; or that none changed, with
-//       1 − t(what is left). What is left ends early, at a whole number of elements, where it were
-//       more than ChangeTable::kMostOfStretch, and what follows begins anew.
+//   u8 first exponent · 4 bits for each of kNumClasses: its group; 7: dense; 15: none · u8 number
+//   of sparse groups, at most kMaxSparseGroups · for each u8 low bits of its gaps, to begin with
+//   varint size of each part · the parts:
+//     for each sparse group its gaps (GapMean): ranks before the first change, between changes and
+//       after the last
+//     a bit for each change in sparse groups, in order of the elements: 1 up, 0 down
+//     the dense elements, in order (dense_code.h); nothing if there are none
+//     for each other change: varint elements since the last one · varint zigzag of its steps
 #pragma once
 
 #include <cstdint>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/weights/grid_plan.h"
 #include "engine/weights/version.h"
 
 namespace stretto::engine {
 // Of two tensors of the same size that differ. Empty when they have 2^32 elements or more. Pure.
-Bytes EncodeGrid(absl::Span<const uint16_t> base, absl::Span<const uint16_t> next);
+Bytes EncodeGrid(const GridPlan& plan, absl::Span<const uint16_t> base,
+                 absl::Span<const uint16_t> next);
 
 // Writes what `next` was into `out`, as large as `base`. DATA_LOSS for bytes that no encoder
 // writes, as far as they show; a version's hashes tell the rest. Pure.

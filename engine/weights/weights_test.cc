@@ -194,6 +194,15 @@ TEST_CASE("a damaged delta is an error or, at most, other bytes: never a crash")
       ApplyDelta(DType::kBF16, absl::MakeConstSpan(base).first(base.size() / 4), delta).status()));
 }
 
+TEST_CASE("a mode of another release is refused by name") {
+  const Bytes base(8);
+  for (const uint8_t mode : {3, 7, 255}) {
+    const absl::Status status = ApplyDelta(DType::kBF16, base, Bytes{mode, 1, 2, 3}).status();
+    CHECK(absl::IsDataLoss(status));
+    CHECK(status.message().find("unknown mode " + std::to_string(mode)) != std::string::npos);
+  }
+}
+
 TEST_CASE("a version's delta is applied whole or not at all") {
   PhiloxStream random(testing::Seed(), 3);
   const Bytes same = RandomBytes(random, 64), old = RandomBytes(random, 2000);

@@ -15,6 +15,20 @@ def sparse(gaps, steps):
     return bytes([1, len(gaps), len(gaps), len(steps)]) + frame(bytes(gaps + steps))
 
 
+def grid(group, gap_bits, parts):
+    """All classes of exponents in one group."""
+    head = bytes([110] + [group | group << 4] * 8 + [len(gap_bits)] + gap_bits)
+    return b"\6" + head + bytes(len(part) for part in parts) + b"".join(parts)
+
+
+def symbols(steps):
+    """Elements that stay or move by a step: one context of two symbols, 512 of 1024 each."""
+    state = 1 << 16
+    for step in reversed(steps):
+        state = (state // 512 << 10) + state % 512 + 512 * step
+    return bytes([1, 255, 0, 0, 0x60, 0x11, 0x60, 4]) + state.to_bytes(4, "little")
+
+
 def write(name, dtype, base, delta, element):
     (OUT / name).write_bytes(bytes([dtype, len(base) // element]) + base + delta)
 
@@ -29,3 +43,7 @@ write("whole_bf16", 0, bf16, b"\2" + frame(bf16[::-1]), 2)
 write("whole_u8", 2, b"abcdef", b"\2" + frame(b"fedcba"), 1)
 write("outside", 0, bf16, sparse([9], [2]), 2)
 write("off_the_grid", 0, bf16, sparse([3], [255, 255, 7]), 2)
+write("bits", 0, bf16, b"\5" + frame(bytes([0x12, 0x0C, 2])), 2)
+# Ranks 1 and 4 of 8 change, up and down; element 6 by 4 steps.
+write("grid_ranks", 0, bf16, grid(0, [0], [b"\x12\x01", b"\x01", b"", b"\x06\x08"]), 2)
+write("grid_dense", 0, bf16, grid(7, [], [b"", symbols([0, 1, 1, 0, 0, 0, 1, 0]), b""]), 2)
