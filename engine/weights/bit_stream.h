@@ -31,42 +31,54 @@ inline uint64_t LoadWordAt(const uint8_t* data, size_t at) {
   return LoadLittleEndian(data + at / 8) >> shift | uint64_t{data[at / 8 + 8]} << 1 << (63 - shift);
 }
 
-class BitWriter {
- public:
-  // So many bits are going to be put.
-  void Reserve(size_t num_bits) {
-    const size_t need = at_ + num_bits / 8 + 16;
-    if (bytes_.size() < need) bytes_.resize(std::max(need, 2 * bytes_.size()));
-  }
+// Where a BitWriter goes on, for loops that keep it in registers.
+struct BitCursor {
+  uint8_t* at;  // where `pending` goes
+  uint64_t pending;
+  int num_pending;  // < 8 between calls
+
   // `value` < 2^num_bits, num_bits <= 56.
   void Put(uint64_t value, int num_bits) {
-    pending_ |= value << num_pending_;
+    pending |= value << num_pending;
     Store();
-    num_pending_ += num_bits;
-    at_ += static_cast<size_t>(num_pending_ / 8);
-    pending_ >>= num_pending_ & 56;
-    num_pending_ &= 7;
+    num_pending += num_bits;
+    at += num_pending / 8;
+    pending >>= num_pending & 56;
+    num_pending &= 7;
+  }
+  void Store() const {
+    uint64_t word = pending;
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    std::memcpy(at, &word, sizeof(word));
+  }
+};
+
+class BitWriter {
+ public:
+  // For so many bits more; only one cursor at a time.
+  BitCursor Begin(size_t num_bits) {
+    const size_t need = at_ + num_bits / 8 + 16;
+    if (bytes_.size() < need) bytes_.resize(std::max(need, 2 * bytes_.size()));
+    return {bytes_.data() + at_, pending_, num_pending_};
+  }
+  void End(const BitCursor& cursor) {
+    at_ = static_cast<size_t>(cursor.at - bytes_.data());
+    pending_ = cursor.pending;
+    num_pending_ = cursor.num_pending;
   }
   // The rest of the last byte is 0.
   Bytes Finish() {
-    Reserve(0);
-    Store();
+    Begin(0).Store();
     bytes_.resize(at_ + (num_pending_ > 0 ? 1 : 0));
     return std::move(bytes_);
   }
 
  private:
-  void Store() {
-    uint64_t word = pending_;
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
-    std::memcpy(bytes_.data() + at_, &word, sizeof(word));
-  }
-
   Bytes bytes_;
-  size_t at_ = 0;  // of the byte where pending_ goes
+  size_t at_ = 0;
   uint64_t pending_ = 0;
-  int num_pending_ = 0;  // < 8 between calls
+  int num_pending_ = 0;
 };
 }  // namespace stretto::engine

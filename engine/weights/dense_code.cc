@@ -183,14 +183,15 @@ Bytes DenseEncoder::Finish() const {
   }
   SymbolEncoder encoder;
   BitWriter rest;
-  rest.Reserve(elements_.size() * 16);
+  BitCursor cursor = rest.Begin(elements_.size() * 16);
   for (const Element& e : elements_) {
     const Context& context = of(e);
     const int symbol = context.symbols.Of(e.from, e.to);
     encoder.Add(context.frequencies, static_cast<size_t>(symbol));
     const int bits = context.symbols.RestBits(symbol);
-    rest.Put(e.to & ((1u << bits) - 1), bits);
+    cursor.Put(e.to & ((1u << bits) - 1), bits);
   }
+  rest.End(cursor);
   const Bytes coded = encoder.Finish(), rest_bytes = rest.Finish();
   PutVarint(out, coded.size());
   out.insert(out.end(), coded.begin(), coded.end());

@@ -19,33 +19,29 @@ absl::Status Corrupt(absl::string_view what) {
 }
 
 // A chunk's elements in whole lines: those of the tensor, or, at its end, a copy that ends with
-// zeros which are in no group.
+// zeros.
 class Chunk {
  public:
   Chunk(absl::Span<const uint16_t> all, size_t begin)
-      : size_(std::min(kChunk, all.size() - begin)) {
-    data_ = all.data() + begin;
+      : size_(std::min(kChunk, all.size() - begin)), elements_(all.data() + begin) {
     if (size_ % kLine == 0) return;
-    std::copy_n(data_, size_, copy_.begin());
-    std::fill(copy_.begin() + static_cast<ptrdiff_t>(size_),
-              copy_.begin() + static_cast<ptrdiff_t>(num_lines() * kLine), uint16_t{0});
-    data_ = copy_.data();
+    const auto end = std::copy_n(elements_, size_, copy_.begin());
+    std::fill(end, copy_.end(), uint16_t{0});
+    elements_ = copy_.data();
   }
   Chunk(const Chunk&) = delete;
 
-  const uint16_t* data() const { return data_; }
+  const uint16_t* elements() const { return elements_; }
   size_t size() const { return size_; }
-  size_t num_lines() const { return (size_ + kLine - 1) / kLine; }
-  void Group(const ClassGroups& groups, LineMasks& masks) const {
-    GroupLines(groups, data_, num_lines(), masks);
-    if (size_ % kLine == 0) return;
-    uint64_t* const last = &masks[(num_lines() - 1) * kMaskSlots];
-    for (int g = 0; g < kMaskSlots; ++g) last[g] &= (uint64_t{1} << (size_ % kLine)) - 1;
+  Lines lines() const {
+    const size_t rest = size_ % kLine;
+    return {elements_, (size_ + kLine - 1) / kLine,
+            rest == 0 ? ~uint64_t{0} : (uint64_t{1} << rest) - 1};
   }
 
  private:
-  const uint16_t* data_;
   const size_t size_;
+  const uint16_t* elements_;
   std::array<uint16_t, kChunk> copy_;
 };
 
@@ -56,17 +52,17 @@ class GridEncoder {
   }
 
   void Add(const Chunk& base, const Chunk& next) {
-    const size_t num_lines = base.num_lines();
-    base.Group(groups_, masks_);
-    CompareLines(base.data(), next.data(), num_lines, changes_.data());
-    GroupCounts counts;
-    GatherRanks(groups_.num_sparse, masks_, num_lines, changes_.data(), bits_, counts, signs_);
-    for (int g = 0; g < groups_.num_sparse; ++g) gaps_[g].Write(bits_[g], counts[g]);
-    for (size_t line = 0; line < num_lines; ++line) {
-      const uint64_t dense = masks_[line * kMaskSlots + kDenseGroup];
-      const uint64_t changed = changes_[line].changed;
-      if (dense != 0) Dense(base.data() + line * kLine, next.data() + line * kLine, dense);
-      if ((changed & ~dense) != 0) Others(line * kLine, base.data(), next.data(), changed & ~dense);
+    const Lines lines = base.lines();
+    GatherRanks(groups_, lines, next.elements(), chunk_, ranks_, signs_, rest_.data());
+    for (int g = 0; g < groups_.num_sparse; ++g) {
+      gaps_[g].Write(ranks_.of[g].data(), ranks_.num[g], chunk_.sizes[g]);
+    }
+    for (size_t line = 0; line < lines.count; ++line) {
+      const auto [dense, other] = rest_[line];
+      if ((dense | other) == 0) continue;
+      const size_t begin = line * kLine;
+      Dense(base.elements() + begin, next.elements() + begin, dense);
+      Others(base.elements() + begin, next.elements() + begin, other, begin_ + begin);
     }
     begin_ += base.size();
   }
@@ -84,6 +80,7 @@ class GridEncoder {
     out.push_back(static_cast<uint8_t>(groups_.num_sparse));
     for (int g = 0; g < groups_.num_sparse; ++g) {
       out.push_back(static_cast<uint8_t>(plan_.gap_bits[g]));
+      PutVarint(out, gaps_[g].num_changes());
     }
     for (const Bytes& part : parts) PutVarint(out, part.size());
     for (const Bytes& part : parts) out.insert(out.end(), part.begin(), part.end());
@@ -101,12 +98,12 @@ class GridEncoder {
       dense_.Add(base[i], next[i]);
     }
   }
-  void Others(size_t line_begin, const uint16_t* base, const uint16_t* next, uint64_t mask) {
+  void Others(const uint16_t* base, const uint16_t* next, uint64_t mask, size_t begin) {
     for (; mask != 0; mask &= mask - 1) {
-      const size_t i = line_begin + static_cast<size_t>(__builtin_ctzll(mask));
-      PutVarint(others_, begin_ + i - after_other_);
+      const int i = __builtin_ctzll(mask);
+      PutVarint(others_, begin + static_cast<size_t>(i) - after_other_);
       PutVarint(others_, ZigZag(static_cast<int16_t>(static_cast<uint16_t>(next[i] - base[i]))));
-      after_other_ = begin_ + i + 1;
+      after_other_ = begin + static_cast<size_t>(i) + 1;
     }
   }
 
@@ -117,15 +114,16 @@ class GridEncoder {
   BitWriter signs_;
   DenseEncoder dense_;
   Bytes others_;
-  LineMasks masks_ = {};
-  std::array<LineChanges, kChunkLines> changes_;
-  GroupBits bits_;
+  ChunkGroups chunk_;
+  ChangedRanks ranks_;
+  std::array<LineRest, kChunkLines> rest_;
 };
 
 // The parts of a delta, and bytes after them that may be read.
 struct Parts {
   ClassGroups groups;
   std::array<int, kMaxSparseGroups> gap_bits = {};
+  std::array<uint64_t, kMaxSparseGroups> num_changes = {};
   std::vector<absl::Span<const uint8_t>> gaps;
   absl::Span<const uint8_t> signs, dense, others;
   Bytes bytes;
@@ -143,13 +141,16 @@ absl::Status ReadGroups(absl::Span<const uint8_t>& in, Parts& parts) {
     if (group >= groups.num_sparse && group != kDenseGroup) return Corrupt("an impossible group");
     groups.bits[c] = static_cast<uint8_t>(1u << group);
   }
+  groups.SetGroups();
   in.remove_prefix(kNumClasses / 2 + 2);
-  if (in.size() < static_cast<size_t>(groups.num_sparse)) return Corrupt("its header is cut off");
   for (int g = 0; g < groups.num_sparse; ++g) {
-    parts.gap_bits[g] = in[g];
-    if (in[g] > GapMean::kMostBits) return Corrupt("an impossible length of gaps");
+    if (in.empty()) return Corrupt("its header is cut off");
+    if (in[0] > GapMean::kMostBits) return Corrupt("an impossible length of gaps");
+    parts.gap_bits[g] = in[0];
+    in.remove_prefix(1);
+    if (!GetVarint(in, parts.num_changes[g])) return Corrupt("its header is cut off");
+    if (parts.num_changes[g] > UINT32_MAX) return Corrupt("an impossible number of changes");
   }
-  in.remove_prefix(static_cast<size_t>(groups.num_sparse));
   return absl::OkStatus();
 }
 
@@ -186,71 +187,88 @@ class GridDecoder {
   explicit GridDecoder(const Parts& parts)
       : groups_(parts.groups), signs_(parts.signs), others_(parts.others) {
     for (int g = 0; g < groups_.num_sparse; ++g) {
-      const absl::Span<const uint8_t> part = parts.gaps[g];
-      gaps_.emplace_back(parts.gap_bits[g], part.data(), 0, part.size() * 8);
+      gaps_.emplace_back(parts.gap_bits[g], parts.num_changes[g], parts.gaps[g]);
     }
   }
+  absl::Status Start(const Parts& parts) {
+    RETURN_IF_ERROR(dense_.Start(parts.dense));
+    return NextOther();
+  }
 
-  absl::Status Start(const Parts& parts) { return dense_.Start(parts.dense); }
   absl::Status Add(const Chunk& base, uint16_t* out) {
-    const size_t num_lines = base.num_lines();
-    base.Group(groups_, masks_);
-    GroupCounts counts;
-    CountGroups(groups_.num_sparse, masks_, num_lines, counts);
+    const Lines lines = base.lines();
+    GroupLines(groups_, lines, chunk_);
+    changed_ = {};
     for (int g = 0; g < groups_.num_sparse; ++g) {
-      if (!gaps_[g].Read(counts[g], bits_[g])) return Corrupt("its gaps are cut off");
+      if (!gaps_[g].Read(chunk_, g, changed_)) return Corrupt("its gaps are cut off");
     }
-    ScatterRanks(groups_.num_sparse, masks_, num_lines, bits_, signs_.data(), sign_at_,
-                 changes_.data());
+    StepLines(lines, changed_, signs_.data(), sign_at_, next_.data());
     if (sign_at_ > signs_.size() * 8) return Corrupt("its signs are cut off");
-    StepLines(base.data(), changes_.data(), num_lines, out);
-    for (size_t line = 0; line < num_lines; ++line) {
-      const uint64_t dense = masks_[line * kMaskSlots + kDenseGroup];
+    for (size_t line = 0; line < lines.count; ++line) {
+      const uint64_t dense = chunk_.masks[line * ChunkGroups::kSlots + kDenseGroup];
       if (dense == 0) continue;
-      Dense(base.data() + line * kLine, dense, out + line * kLine);
+      Dense(base.elements() + line * kLine, dense, next_.data() + line * kLine);
       if (dense_.IsCutOff()) return Corrupt("its elements are cut off");
     }
+    while (other_at_ < begin_ + base.size()) {
+      uint16_t& other = next_[other_at_ - begin_];
+      other = static_cast<uint16_t>(other + other_by_);
+      ++other_at_;
+      RETURN_IF_ERROR(NextOther());
+    }
+    StreamElements(next_.data(), base.size(), out);
+    begin_ += base.size();
     return absl::OkStatus();
   }
   // All chunks have been added.
-  absl::Status Finish(absl::Span<uint16_t> out) {
-    for (const GapReader& gaps : gaps_) {
-      if (!gaps.AtEnd()) return Corrupt("its gaps don't end with the tensor");
+  absl::Status Finish() {
+    FinishStream();
+    for (int g = 0; g < groups_.num_sparse; ++g) {
+      if (!gaps_[g].AtEnd()) return Corrupt("other gaps than it has changes");
     }
     const size_t rest = signs_.size() * 8 - sign_at_;
     if (rest >= 8 || (rest > 0 && signs_.back() >> (8 - rest) != 0)) {
       return Corrupt("other signs than it has changes");
     }
     if (!dense_.AtEnd()) return Corrupt("more bytes than its changes need");
-    for (size_t at = 0; !others_.empty(); ++at) {
-      uint64_t gap = 0, by = 0;
-      if (!GetVarint(others_, gap) || !GetVarint(others_, by))
-        return Corrupt("a change is cut off");
-      if (gap >= out.size() - at) return Corrupt("a change lies outside the tensor");
-      if (by == 0 || by > UINT16_MAX) return Corrupt("an impossible change");
-      at += gap;
-      out[at] = static_cast<uint16_t>(out[at] + UnZigZag(by));
-    }
-    return absl::OkStatus();
+    return other_at_ == kNone ? absl::OkStatus() : Corrupt("a change lies outside the tensor");
   }
 
  private:
+  static constexpr uint64_t kNone = UINT64_MAX;
+
   void Dense(const uint16_t* base, uint64_t mask, uint16_t* out) {
     for (; mask != 0; mask &= mask - 1) {
       const int i = __builtin_ctzll(mask);
       out[i] = dense_.Next(base[i]);
     }
   }
+  // From other_at_ on.
+  absl::Status NextOther() {
+    if (others_.empty()) {
+      other_at_ = kNone;
+      return absl::OkStatus();
+    }
+    uint64_t gap = 0, by = 0;
+    if (!GetVarint(others_, gap) || !GetVarint(others_, by)) return Corrupt("a change is cut off");
+    if (by == 0 || by > UINT16_MAX) return Corrupt("an impossible change");
+    if (gap > UINT32_MAX) return Corrupt("a change lies outside the tensor");
+    other_at_ += gap;
+    other_by_ = UnZigZag(by);
+    return absl::OkStatus();
+  }
 
   const ClassGroups groups_;
   std::vector<GapReader> gaps_;
+  ChunkGroups chunk_;
+  ChangedLines changed_;
   const absl::Span<const uint8_t> signs_;
-  size_t sign_at_ = 0;
+  size_t sign_at_ = 0, begin_ = 0;
   DenseDecoder dense_;
   absl::Span<const uint8_t> others_;
-  LineMasks masks_ = {};
-  std::array<LineChanges, kChunkLines> changes_;
-  GroupBits bits_;
+  uint64_t other_at_ = 0;  // of the next one
+  int64_t other_by_ = 0;
+  std::array<uint16_t, kChunk> next_;
 };
 }  // namespace
 
@@ -270,14 +288,9 @@ absl::Status DecodeGrid(absl::Span<const uint16_t> base, absl::Span<const uint8_
   RETURN_IF_ERROR(ReadParts(bytes, parts));
   GridDecoder decoder(parts);
   RETURN_IF_ERROR(decoder.Start(parts));
-  std::array<uint16_t, kChunk> last;
   for (size_t begin = 0; begin < base.size(); begin += kChunk) {
-    const Chunk chunk(base, begin);
-    const bool is_whole = chunk.size() % kLine == 0;
-    RETURN_IF_ERROR(decoder.Add(chunk, is_whole ? out.data() + begin : last.data()));
-    if (!is_whole)
-      std::copy_n(last.begin(), chunk.size(), out.begin() + static_cast<ptrdiff_t>(begin));
+    RETURN_IF_ERROR(decoder.Add(Chunk(base, begin), out.data() + begin));
   }
-  return decoder.Finish(out);
+  return decoder.Finish();
 }
 }  // namespace stretto::engine

@@ -15,10 +15,10 @@
 //
 // Bytes (integers little-endian, varints LEB128):
 //   u8 first exponent · 4 bits for each of kNumClasses: its group; 7: dense; 15: none · u8 number
-//   of sparse groups, at most kMaxSparseGroups · for each u8 low bits of its gaps, to begin with
+//   of sparse groups, at most kMaxSparseGroups · for each u8 low bits of its gaps, to begin with ·
+//   varint number of its changes
 //   varint size of each part · the parts:
-//     for each sparse group its gaps (GapMean): ranks before the first change, between changes and
-//       after the last
+//     for each sparse group its gaps (GapMean): ranks before the first change, and between changes
 //     a bit for each change in sparse groups, in order of the elements: 1 up, 0 down
 //     the dense elements, in order (dense_code.h); nothing if there are none
 //     for each other change: varint elements since the last one · varint zigzag of its steps

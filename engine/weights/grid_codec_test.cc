@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <memory>
 
 #include "base/bfloat16.h"
 #include "base/philox.h"
@@ -75,36 +76,54 @@ void ForEachInstructionSet(const std::function<void()>& test) {
   }
 }
 
-// A group's elements of which one in `one_in` changed, and the next ones likewise.
-void RequireGaps(PhiloxStream& random, int bits, std::vector<uint64_t> one_in) {
-  std::vector<RankBits> blocks;
-  std::vector<uint32_t> counts;
+// Chunks of one group, of which one in `one_in` elements changed, and the next ones likewise.
+void RequireGaps(PhiloxStream& random, int bits, const std::vector<uint64_t>& one_in) {
+  ClassGroups groups{.first_exponent = 100, .bits = {}, .num_sparse = 1, .group_of = {}};
+  groups.bits.fill(1);
+  groups.bits[3] = 0;
+  groups.SetGroups();
+  std::vector<std::unique_ptr<ChunkGroups>> chunks;
+  std::vector<ChangedLines> changes;
+  std::vector<size_t> num_changes;
   GapWriter writer(bits);
   for (const uint64_t one : one_in) {
-    RankBits& block = blocks.emplace_back();
-    block = {};
-    const uint32_t count = counts.emplace_back(static_cast<uint32_t>(random.Below(kChunk + 1)));
-    for (uint32_t i = 0; i < count; ++i) {
-      if (random.Below(one) == 0) block[i / 64] |= uint64_t{1} << (i % 64);
+    Weights weights(kLine * (1 + random.Below(kChunkLines)));
+    for (uint16_t& w : weights) w = static_cast<uint16_t>(random.NextU32());
+    ChunkGroups& chunk = *chunks.emplace_back(std::make_unique<ChunkGroups>());
+    GroupLines(groups, {weights.data(), weights.size() / kLine}, chunk);
+    ChangedLines& changed = changes.emplace_back();
+    changed = {};
+    std::vector<uint16_t> ranks;
+    uint16_t rank = 0;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      if (groups.ClassOf(weights[i]) == 3) continue;
+      if (random.Below(one) == 0) {
+        ranks.push_back(rank);
+        changed[i / kLine] |= uint64_t{1} << i % kLine;
+      }
+      ++rank;
     }
-    writer.Write(block, count);
+    REQUIRE(chunk.sizes[0] == rank);
+    writer.Write(ranks.data(), static_cast<uint32_t>(ranks.size()), rank);
+    num_changes.push_back(writer.num_changes());
   }
   Bytes bytes = writer.Finish();
   const size_t size = bytes.size();
   bytes.resize(size + kReadAhead);
-  GapReader reader(bits, bytes.data(), 0, size * 8);
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    REQUIRE_FALSE(reader.AtEnd());
-    RankBits block;
-    REQUIRE(reader.Read(counts[i], block));
-    for (uint32_t w = 0; w < (counts[i] + 63) / 64; ++w) REQUIRE(block[w] == blocks[i][w]);
+  GapReader reader(bits, num_changes.back(), absl::MakeConstSpan(bytes).first(size));
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    REQUIRE(reader.AtEnd() == ((i == 0 ? 0 : num_changes[i - 1]) == num_changes.back()));
+    ChangedLines changed = {};
+    REQUIRE(reader.Read(*chunks[i], 0, changed));
+    REQUIRE(changed == changes[i]);
   }
   REQUIRE(reader.AtEnd());
-  GapReader cut_off(bits, bytes.data(), 0, (size - 1) * 8);
+  if (size == 0) return;
+  GapReader cut_off(bits, num_changes.back(), absl::MakeConstSpan(bytes).first(size - 1));
   bool is_whole = true;
-  for (const uint32_t count : counts) {
-    RankBits block;
-    is_whole = is_whole && cut_off.Read(count, block);
+  for (const auto& chunk : chunks) {
+    ChangedLines changed = {};
+    is_whole = is_whole && cut_off.Read(*chunk, 0, changed);
   }
   REQUIRE_FALSE((is_whole && cut_off.AtEnd()));
 }
@@ -210,16 +229,22 @@ TEST_CASE("elements that are told one by one come back, wherever they go") {
 TEST_CASE("lines agree with one element after another, on every instruction set") {
   PhiloxStream random(testing::Seed(), 1);
   INFO("seed " << testing::Seed());
+  const auto chunk = std::make_unique<ChunkGroups>();
+  const auto ranks = std::make_unique<ChangedRanks>();
   ForEachInstructionSet([&] {
     for (int round = 0; round < 40; ++round) {
-      const size_t num_lines = 1 + random.Below(kChunkLines), size = num_lines * kLine;
       ClassGroups groups{.first_exponent = static_cast<uint8_t>(random.Below(241)),
-                         .num_sparse = static_cast<int>(1 + random.Below(kMaxSparseGroups))};
+                         .bits = {},
+                         .num_sparse = static_cast<int>(random.Below(kMaxSparseGroups + 1)),
+                         .group_of = {}};
       for (uint8_t& bit : groups.bits) {
-        const auto group = static_cast<int>(random.Below(kMaskSlots + 1));
-        if (group < groups.num_sparse || group == kDenseGroup)
+        const auto group = static_cast<int>(random.Below(9));
+        if (group < groups.num_sparse || group == kDenseGroup) {
           bit = static_cast<uint8_t>(1 << group);
+        }
       }
+      groups.SetGroups();
+      const size_t num_lines = 1 + random.Below(kChunkLines), size = num_lines * kLine;
       Weights base(size), next;
       for (uint16_t& w : base) {
         w = static_cast<uint16_t>(random.NextU32());
@@ -229,58 +254,60 @@ TEST_CASE("lines agree with one element after another, on every instruction set"
                                              : kind == 2 ? random.NextU32()
                                                          : w));
       }
-      LineMasks masks = {};
-      std::array<LineChanges, kChunkLines> changes = {};
-      GroupLines(groups, base.data(), num_lines, masks);
-      CompareLines(base.data(), next.data(), num_lines, changes.data());
+      const size_t end = size - random.Below(kLine);
+      Lines lines{base.data(), num_lines};
+      if (end < size) lines.last_line = (uint64_t{1} << end % kLine) - 1;
+      std::array<LineRest, kChunkLines> rest;
+      BitWriter writer;
+      GatherRanks(groups, lines, next.data(), *chunk, *ranks, writer, rest.data());
       ClassCounts counts, expected;
       CountClasses(groups.first_exponent, base.data(), next.data(), num_lines, counts);
+
+      std::array<std::vector<uint16_t>, kMaxSparseGroups> expected_ranks;
+      std::array<uint16_t, kMaxSparseGroups> sizes = {};
+      ChangedLines changed = {};
       for (size_t i = 0; i < size; ++i) {
         const auto c = static_cast<size_t>(groups.ClassOf(base[i]));
         const auto by = static_cast<uint16_t>(next[i] - base[i]);
-        const LineChanges& line = changes[i / kLine];
-        REQUIRE((line.up >> i % kLine & 1) == (by == 1));
-        REQUIRE((line.down >> i % kLine & 1) == (by == 0xffff));
-        REQUIRE((line.changed >> i % kLine & 1) == (by != 0));
-        for (int g = 0; g < kMaskSlots; ++g) {
-          if (g >= groups.num_sparse && g != kDenseGroup) continue;
-          REQUIRE((masks[i / kLine * kMaskSlots + g] >> i % kLine & 1) ==
-                  (groups.bits[c] >> g & 1));
-        }
+        const bool by_one = by == 1 || by == 0xffff, there = i < end;
         ++expected.all[c];
         expected.changed[c] += by != 0;
-        expected.by_one[c] += by == 1 || by == 0xffff;
+        expected.by_one[c] += by_one;
+        const bool dense = groups.bits[c] == 1 << kDenseGroup, none = groups.bits[c] == 0;
+        const LineRest& line = rest[i / kLine];
+        REQUIRE((line.dense >> i % kLine & 1) == (dense && there));
+        REQUIRE((line.other >> i % kLine & 1) == (!dense && by != 0 && (none || !by_one) && there));
+        if (dense || none || !there) continue;
+        const auto g = static_cast<size_t>(__builtin_ctz(groups.bits[c]));
+        if (by_one) {
+          expected_ranks[g].push_back(sizes[g]);
+          changed[i / kLine] |= uint64_t{1} << i % kLine;
+        }
+        ++sizes[g];
       }
       CHECK(counts.all == expected.all);
       CHECK(counts.changed == expected.changed);
       CHECK(counts.by_one == expected.by_one);
-
-      // Only what changed by one in a sparse group is told by rank.
-      static GroupBits bits;
-      GroupCounts sizes, again;
-      BitWriter writer;
-      const auto before = changes;
-      GatherRanks(groups.num_sparse, masks, num_lines, changes.data(), bits, sizes, writer);
-      CountGroups(groups.num_sparse, masks, num_lines, again);
-      for (int g = 0; g < groups.num_sparse; ++g) CHECK(sizes[g] == again[g]);
+      for (size_t g = 0; g < static_cast<size_t>(groups.num_sparse); ++g) {
+        CHECK(chunk->sizes[g] == sizes[g]);
+        const std::vector<uint16_t> got(ranks->of[g].begin(), ranks->of[g].begin() + ranks->num[g]);
+        CHECK(got == expected_ranks[g]);
+      }
       Bytes signs = writer.Finish();
       const size_t sign_bytes = signs.size();
       signs.resize(sign_bytes + kReadAhead);
-      std::array<LineChanges, kChunkLines> back;
+      Weights out(size), streamed(size + 1);
       size_t at = 0;
-      ScatterRanks(groups.num_sparse, masks, num_lines, bits, signs.data(), at, back.data());
+      StepLines(lines, changed, signs.data(), at, out.data());
       CHECK((at + 7) / 8 == sign_bytes);
-      Weights out(size);
-      StepLines(base.data(), back.data(), num_lines, out.data());
       for (size_t i = 0; i < size; ++i) {
-        const uint64_t was = before[i / kLine].changed >> i % kLine & 1;
-        const uint64_t is = changes[i / kLine].changed >> i % kLine & 1;
-        const auto by = static_cast<uint16_t>(next[i] - base[i]);
-        const uint8_t group = groups.bits[static_cast<size_t>(groups.ClassOf(base[i]))];
-        const bool told = (by == 1 || by == 0xffff) && group != 0 && group != 1 << kDenseGroup;
-        REQUIRE(is == (told ? 0 : was));
-        REQUIRE(out[i] == (told ? next[i] : base[i]));
+        REQUIRE(out[i] == ((changed[i / kLine] >> i % kLine & 1) != 0 ? next[i] : base[i]));
       }
+      StreamElements(out.data(), end, streamed.data() + 1);
+      FinishStream();
+      CHECK(
+          std::equal(out.begin(), out.begin() + static_cast<ptrdiff_t>(end), streamed.begin() + 1));
+      CHECK((end == size || streamed[end + 1] == 0));
     }
   });
 }

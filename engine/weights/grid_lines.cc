@@ -1,6 +1,7 @@
 #include "engine/weights/grid_lines.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/weights/grid_lines.cc"
@@ -9,43 +10,65 @@
 #include "hwy/highway.h"
 // clang-format on
 
-#if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX2
+#if HWY_ARCH_X86_64
 #include <immintrin.h>
 #endif
+
+// Loops over groups are unrolled, so that what they count stays in registers.
+#undef STRETTO_UNROLL
+#define STRETTO_UNROLL _Pragma("GCC unroll 8")
 
 HWY_BEFORE_NAMESPACE();
 namespace stretto::engine {
 namespace HWY_NAMESPACE {
+// Of a line.
+template <int kSparse>
+struct GroupMasks {
+  uint64_t of[kSparse + 1];
+  uint64_t dense;
+};
+struct Changes {
+  uint64_t up, down, changed;  // by 1, by −1 (modulo 2^16), by anything but 0
+};
+
 #if HWY_TARGET == HWY_SCALAR
-void GroupLines(const ClassGroups& groups, const uint16_t* p, size_t num_lines, uint64_t* masks) {
-  for (size_t line = 0; line < num_lines; ++line, p += kLine, masks += kMaskSlots) {
-    std::fill_n(masks, kMaskSlots, 0);
+class LineReader {
+ public:
+  explicit LineReader(const ClassGroups& groups) : groups_(groups) {}
+
+  template <int kSparse>
+  GroupMasks<kSparse> Masks(const uint16_t* p) const {
+    GroupMasks<kSparse> masks = {};
     for (size_t i = 0; i < kLine; ++i) {
-      const uint8_t of = groups.bits[static_cast<size_t>(groups.ClassOf(p[i]))];
-      for (size_t g = 0; g < kMaskSlots; ++g) masks[g] |= uint64_t{of >> g & 1u} << i;
+      const uint32_t of = groups_.bits[static_cast<size_t>(groups_.ClassOf(p[i]))];
+      for (int g = 0; g < kSparse; ++g) masks.of[g] |= uint64_t{of >> g & 1} << i;
+      masks.dense |= uint64_t{of >> kDenseGroup & 1} << i;
     }
+    return masks;
   }
+
+ private:
+  const ClassGroups& groups_;
+};
+
+Changes Compare(const uint16_t* base, const uint16_t* next) {
+  Changes c = {};
+  for (size_t i = 0; i < kLine; ++i) {
+    const auto by = static_cast<uint16_t>(next[i] - base[i]);
+    c.up |= uint64_t{by == 1} << i;
+    c.down |= uint64_t{by == 0xffff} << i;
+    c.changed |= uint64_t{by != 0} << i;
+  }
+  return c;
 }
 
-void CompareLines(const uint16_t* base, const uint16_t* next, size_t num_lines,
-                  LineChanges* changes) {
-  for (size_t line = 0; line < num_lines; ++line, base += kLine, next += kLine) {
-    LineChanges& c = changes[line] = {};
-    for (size_t i = 0; i < kLine; ++i) {
-      const auto by = static_cast<uint16_t>(next[i] - base[i]);
-      c.up |= uint64_t{by == 1} << i;
-      c.down |= uint64_t{by == 0xffff} << i;
-      c.changed |= uint64_t{by != 0} << i;
-    }
-  }
+size_t LinesTo(const uint16_t* begins, uint64_t rank) {
+  return static_cast<size_t>(std::upper_bound(begins, begins + kChunkLines, rank) - begins);
 }
 
-void StepLines(const uint16_t* base, const LineChanges* changes, size_t num_lines, uint16_t* out) {
-  for (size_t line = 0; line < num_lines; ++line) {
-    for (size_t i = 0; i < kLine; ++i) {
-      const uint64_t by = (changes[line].up >> i & 1) - (changes[line].down >> i & 1);
-      out[kLine * line + i] = static_cast<uint16_t>(base[kLine * line + i] + by);
-    }
+void Step(const uint16_t* base, uint64_t up, uint64_t down, uint16_t* out) {
+  for (size_t i = 0; i < kLine; ++i) {
+    out[i] = static_cast<uint16_t>(base[i] + (up >> i & 1) - (down >> i & 1));
   }
 }
 #else
@@ -56,82 +79,100 @@ using DW = hn::Repartition<uint16_t, DB>;
 constexpr size_t kBytes = hn::MaxLanes(DB()), kWords = hn::MaxLanes(DW());
 static_assert(kWords % 8 == 0);
 
-template <class D, class Mask>
-HWY_INLINE void PutMask(D d, Mask mask, uint64_t& word, size_t element) {
-  hn::StoreMaskBits(d, mask, reinterpret_cast<uint8_t*>(&word) + element / 8);
+// A mask's bits, in an integer of their number, which needs no memory on the way.
+template <size_t kLanes>
+using MaskBits =
+    std::conditional_t<kLanes == 64, uint64_t,
+                       std::conditional_t<kLanes == 32, uint32_t,
+                                          std::conditional_t<kLanes == 16, uint16_t, uint8_t> > >;
+template <class D>
+HWY_INLINE uint64_t BitsOf(D d, hn::Mask<D> mask) {
+  MaskBits<hn::MaxLanes(D())> bits;
+  hn::StoreMaskBits(d, mask, reinterpret_cast<uint8_t*>(&bits));
+  return bits;
+}
+template <class D>
+HWY_INLINE hn::Mask<D> MaskOf(D d, uint64_t word) {
+  const auto bits = static_cast<MaskBits<hn::MaxLanes(D())> >(word);
+  return hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(&bits));
 }
 
-template <int kSparse>
-void GroupLinesOf(const ClassGroups& groups, const uint16_t* p, size_t num_lines, uint64_t* masks) {
-  const DB d;
-  const DW dw;
-  const auto first = hn::Set(d, groups.first_exponent);
-  const auto last = hn::Set(d, uint8_t{kNumClasses - 1});
-  const auto table = hn::LoadDup128(d, groups.bits.data());
-  for (size_t line = 0; line < num_lines; ++line, masks += kMaskSlots) {
+class LineReader {
+ public:
+  explicit LineReader(const ClassGroups& groups)
+      : first_(hn::Set(DB(), groups.first_exponent)),
+        table_(hn::LoadDup128(DB(), groups.bits.data())) {}
+
+  template <int kSparse>
+  HWY_INLINE GroupMasks<kSparse> Masks(const uint16_t* p) const {
+    const DB d;
+    const DW dw;
+    GroupMasks<kSparse> masks = {};
     for (size_t i = 0; i < kLine; i += kBytes, p += kBytes) {
       // Without the sign, the exponent is the upper byte.
-      const auto low = hn::BitCast(d, hn::Add(hn::LoadU(dw, p), hn::LoadU(dw, p)));
-      const auto high =
-          hn::BitCast(d, hn::Add(hn::LoadU(dw, p + kWords), hn::LoadU(dw, p + kWords)));
-      const auto exponents = hn::ConcatOdd(d, high, low);
-      const auto classes = hn::Min(hn::SaturatedSub(exponents, first), last);
-      const auto of = hn::TableLookupBytes(table, classes);
-      for (int g = 0; g < kSparse; ++g) {
+      const auto a = hn::LoadU(dw, p), b = hn::LoadU(dw, p + kWords);
+      const auto exponents =
+          hn::ConcatOdd(d, hn::BitCast(d, hn::Add(b, b)), hn::BitCast(d, hn::Add(a, a)));
+      const auto classes =
+          hn::Min(hn::SaturatedSub(exponents, first_), hn::Set(d, uint8_t{kNumClasses - 1}));
+      const auto of = hn::TableLookupBytes(table_, classes);
+      STRETTO_UNROLL for (int g = 0; g < kSparse; ++g) {
         const auto bit = hn::Set(d, static_cast<uint8_t>(1 << g));
-        PutMask(d, hn::TestBit(of, bit), masks[g], i);
+        masks.of[g] |= BitsOf(d, hn::TestBit(of, bit)) << i;
       }
-      PutMask(d, hn::TestBit(of, hn::Set(d, uint8_t{1 << kDenseGroup})), masks[kDenseGroup], i);
+      masks.dense |= BitsOf(d, hn::TestBit(of, hn::Set(d, uint8_t{1 << kDenseGroup}))) << i;
     }
+    return masks;
   }
-}
 
-void GroupLines(const ClassGroups& groups, const uint16_t* p, size_t num_lines, uint64_t* masks) {
-  switch (groups.num_sparse) {
-    case 1:
-      return GroupLinesOf<1>(groups, p, num_lines, masks);
-    case 2:
-      return GroupLinesOf<2>(groups, p, num_lines, masks);
-    case 3:
-      return GroupLinesOf<3>(groups, p, num_lines, masks);
-    case 4:
-      return GroupLinesOf<4>(groups, p, num_lines, masks);
-    case 5:
-      return GroupLinesOf<5>(groups, p, num_lines, masks);
-    case 6:
-      return GroupLinesOf<6>(groups, p, num_lines, masks);
-    default:
-      return GroupLinesOf<kDenseGroup>(groups, p, num_lines, masks);
-  }
-}
+ private:
+  const hn::Vec<DB> first_, table_;
+};
 
-void CompareLines(const uint16_t* base, const uint16_t* next, size_t num_lines,
-                  LineChanges* changes) {
+HWY_INLINE Changes Compare(const uint16_t* base, const uint16_t* next) {
   const DW d;
-  const auto one = hn::Set(d, uint16_t{1}), minus_one = hn::Set(d, uint16_t{0xffff});
-  for (size_t line = 0; line < num_lines; ++line) {
-    LineChanges& c = changes[line];
-    for (size_t i = 0; i < kLine; i += kWords, base += kWords, next += kWords) {
-      const auto by = hn::Sub(hn::LoadU(d, next), hn::LoadU(d, base));
-      PutMask(d, hn::Eq(by, one), c.up, i);
-      PutMask(d, hn::Eq(by, minus_one), c.down, i);
-      PutMask(d, hn::Ne(by, hn::Zero(d)), c.changed, i);
-    }
+#if HWY_TARGET <= HWY_AVX3
+  // As signed bytes, of which small numbers stay what they are and no other becomes one.
+  const auto a = hn::Sub(hn::LoadU(d, next), hn::LoadU(d, base));
+  const auto b = hn::Sub(hn::LoadU(d, next + kWords), hn::LoadU(d, base + kWords));
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  const hn::Vec<DB> by{
+      _mm512_maskz_permutexvar_epi64(0xff, order, _mm512_packs_epi16(a.raw, b.raw))};
+  const DB db;
+  return {BitsOf(db, hn::Eq(by, hn::Set(db, uint8_t{1}))),
+          BitsOf(db, hn::Eq(by, hn::Set(db, uint8_t{0xff}))), BitsOf(db, hn::Ne(by, hn::Zero(db)))};
+#else
+  Changes c = {};
+  for (size_t i = 0; i < kLine; i += kWords) {
+    const auto by = hn::Sub(hn::LoadU(d, next + i), hn::LoadU(d, base + i));
+    c.up |= BitsOf(d, hn::Eq(by, hn::Set(d, uint16_t{1}))) << i;
+    c.down |= BitsOf(d, hn::Eq(by, hn::Set(d, uint16_t{0xffff}))) << i;
+    c.changed |= BitsOf(d, hn::Ne(by, hn::Zero(d))) << i;
   }
+  return c;
+#endif
 }
 
-void StepLines(const uint16_t* base, const LineChanges* changes, size_t num_lines, uint16_t* out) {
+// How many of a group's lines begin at this rank or before.
+HWY_INLINE size_t LinesTo(const uint16_t* begins, uint64_t rank) {
+  const hn::RebindToSigned<DW> d;
+  const auto limit = hn::Set(d, static_cast<int16_t>(rank));
+  size_t after = 0;
+  for (size_t i = 0; i < kChunkLines; i += kWords) {
+    const auto begin = hn::Load(d, reinterpret_cast<const int16_t*>(begins + i));
+    after += hn::CountTrue(d, hn::Gt(begin, limit));
+  }
+  return kChunkLines - after;
+}
+
+HWY_INLINE void Step(const uint16_t* base, uint64_t up, uint64_t down, uint16_t* out) {
   const DW d;
   const auto one = hn::Set(d, uint16_t{1});
-  for (size_t line = 0; line < num_lines; ++line) {
-    const auto* up = reinterpret_cast<const uint8_t*>(&changes[line].up);
-    const auto* down = reinterpret_cast<const uint8_t*>(&changes[line].down);
-    for (size_t i = 0; i < kLine; i += kWords, base += kWords, out += kWords) {
-      auto v = hn::LoadU(d, base);
-      v = hn::Add(v, hn::IfThenElseZero(hn::LoadMaskBits(d, up + i / 8), one));
-      v = hn::Sub(v, hn::IfThenElseZero(hn::LoadMaskBits(d, down + i / 8), one));
-      hn::StoreU(v, d, out);
-    }
+  for (size_t i = 0; i < kLine; i += kWords) {
+    auto v = hn::LoadU(d, base + i);
+    v = hn::Add(v, hn::IfThenElseZero(MaskOf(d, up >> i), one));
+    v = hn::Sub(v, hn::IfThenElseZero(MaskOf(d, down >> i), one));
+    hn::StoreU(v, d, out + i);
   }
 }
 #endif
@@ -154,7 +195,7 @@ HWY_INLINE uint64_t Deposit(uint64_t bits, uint64_t mask) {
   return _pdep_u64(bits, mask);
 #else
   uint64_t word = 0;
-  for (; bits != 0; bits >>= 1, mask &= mask - 1) {
+  for (; bits != 0 && mask != 0; bits >>= 1, mask &= mask - 1) {
     if ((bits & 1) != 0) word |= mask & (~mask + 1);
   }
   return word;
@@ -164,143 +205,197 @@ HWY_INLINE uint64_t Deposit(uint64_t bits, uint64_t mask) {
 HWY_INLINE uint32_t Count(uint64_t bits) {
   return static_cast<uint32_t>(__builtin_popcountll(bits));
 }
+// Below the lowest one, of which there is one.
+HWY_INLINE int CountZeros(uint64_t bits) { return __builtin_ctzll(bits); }
+
+// A line of a chunk ahead; where there is none, fetching does no harm.
+HWY_INLINE void Fetch(const uint16_t* line) {
+  const uintptr_t ahead = reinterpret_cast<uintptr_t>(line) + sizeof(uint16_t) * kChunk;
+  __builtin_prefetch(reinterpret_cast<const void*>(ahead), 0, 2);
+  __builtin_prefetch(reinterpret_cast<const void*>(ahead + sizeof(uint16_t) * kLine / 2), 0, 2);
+}
+
+// Puts a line's masks down and adds up what stands before the next line; which elements are sparse.
+template <int kSparse>
+HWY_INLINE uint64_t PutGroups(const GroupMasks<kSparse>& masks, uint64_t there, size_t line,
+                              uint32_t* at, ChunkGroups& chunk) {
+  uint64_t* const put = &chunk.masks[line * ChunkGroups::kSlots];
+  uint64_t sparse = 0;
+  STRETTO_UNROLL for (int g = 0; g < kSparse; ++g) {
+    const uint64_t mask = masks.of[g] & there;
+    put[g] = mask;
+    chunk.begins[g][line] = static_cast<uint16_t>(at[g]);
+    at[g] += Count(mask);
+    sparse |= mask;
+  }
+  put[kDenseGroup] = masks.dense & there;
+  return sparse;
+}
+// After the last one.
+template <int kSparse>
+HWY_INLINE void EndGroups(size_t num_lines, const uint32_t* at, ChunkGroups& chunk) {
+  for (int g = 0; g < kSparse; ++g) {
+    std::fill(chunk.begins[g].begin() + static_cast<ptrdiff_t>(num_lines), chunk.begins[g].end(),
+              uint16_t{INT16_MAX});
+    chunk.sizes[g] = at[g];
+  }
+}
+
+// A chunk's changes by one.
+struct OneSteps {
+  alignas(64) uint64_t told[kChunkLines];
+  uint64_t up[kChunkLines];
+};
 
 template <int kSparse>
-void GatherRanksOf(const uint64_t* masks, size_t num_lines, LineChanges* changes, GroupBits& bits,
-                   GroupCounts& counts, BitWriter& signs) {
-  uint32_t at[kSparse] = {};
-  for (int g = 0; g < kSparse; ++g) bits[g][0] = 0;
-  for (size_t line = 0; line < num_lines; ++line, masks += kMaskSlots) {
-    LineChanges& c = changes[line];
-    uint64_t all = 0;
-    const uint64_t by_one = c.up | c.down;
-    for (int g = 0; g < kSparse; ++g) {
-      const uint64_t mask = masks[g], ranks = Extract(by_one, mask);
-      uint64_t* const word = &bits[g][at[g] / 64];
-      const uint32_t shift = at[g] % 64;
-      word[0] |= ranks << shift;
-      word[1] = ranks >> 1 >> (63 - shift);
-      at[g] += Count(mask);
-      all |= mask;
-    }
-    const uint64_t told = by_one & all, up = Extract(c.up, told);
-    const auto num_told = static_cast<int>(Count(told));
-    if (HWY_LIKELY(num_told <= 56)) {
-      signs.Put(up, num_told);
-    } else {
-      signs.Put(up & 0xffffffff, 32);
-      signs.Put(up >> 32, num_told - 32);
-    }
-    c.changed &= ~told;
+void CompareLinesOf(const ClassGroups& groups, const Lines& base, const uint16_t* next,
+                    ChunkGroups& chunk, OneSteps& steps, LineRest* rest) {
+  const LineReader reader(groups);
+  uint32_t at[kSparse + 1] = {};
+  for (size_t line = 0; line < base.count; ++line) {
+    const uint16_t* const elements = base.elements + line * kLine;
+    const auto masks = reader.template Masks<kSparse>(elements);
+    const Changes c = Compare(elements, next + line * kLine);
+    Fetch(elements);
+    Fetch(next + line * kLine);
+    const uint64_t there = line + 1 == base.count ? base.last_line : ~uint64_t{0};
+    const uint64_t told = PutGroups(masks, there, line, at, chunk) & (c.up | c.down);
+    steps.told[line] = told;
+    steps.up[line] = c.up;
+    rest[line].dense = masks.dense & there;
+    rest[line].other = c.changed & there & ~told & ~masks.dense;
   }
-  for (int g = 0; g < kSparse; ++g) counts[g] = at[g];
+  EndGroups<kSparse>(base.count, at, chunk);
 }
 
-void GatherRanks(int num_sparse, const uint64_t* masks, size_t num_lines, LineChanges* changes,
-                 GroupBits& bits, GroupCounts& counts, BitWriter& signs) {
-  switch (num_sparse) {
+void CompareLines(const ClassGroups& groups, const Lines& base, const uint16_t* next,
+                  ChunkGroups& chunk, OneSteps& steps, LineRest* rest) {
+  switch (groups.num_sparse) {
+    case 0:
+      return CompareLinesOf<0>(groups, base, next, chunk, steps, rest);
     case 1:
-      return GatherRanksOf<1>(masks, num_lines, changes, bits, counts, signs);
+      return CompareLinesOf<1>(groups, base, next, chunk, steps, rest);
     case 2:
-      return GatherRanksOf<2>(masks, num_lines, changes, bits, counts, signs);
+      return CompareLinesOf<2>(groups, base, next, chunk, steps, rest);
     case 3:
-      return GatherRanksOf<3>(masks, num_lines, changes, bits, counts, signs);
+      return CompareLinesOf<3>(groups, base, next, chunk, steps, rest);
     case 4:
-      return GatherRanksOf<4>(masks, num_lines, changes, bits, counts, signs);
+      return CompareLinesOf<4>(groups, base, next, chunk, steps, rest);
     case 5:
-      return GatherRanksOf<5>(masks, num_lines, changes, bits, counts, signs);
+      return CompareLinesOf<5>(groups, base, next, chunk, steps, rest);
     default:
-      return GatherRanksOf<6>(masks, num_lines, changes, bits, counts, signs);
+      return CompareLinesOf<6>(groups, base, next, chunk, steps, rest);
   }
 }
 
-void CountGroups(int num_sparse, const uint64_t* masks, size_t num_lines, GroupCounts& counts) {
-  counts = {};
-  for (size_t line = 0; line < num_lines; ++line, masks += kMaskSlots) {
-    for (int g = 0; g < num_sparse; ++g) counts[g] += Count(masks[g]);
-  }
-}
-
-template <int kSparse>
-size_t ScatterRanksOf(const uint64_t* masks, size_t num_lines, const GroupBits& bits,
-                      const uint8_t* signs, size_t sign_at, LineChanges* changes) {
-  uint32_t at[kSparse] = {};
-  for (size_t line = 0; line < num_lines; ++line, masks += kMaskSlots) {
-    uint64_t changed = 0;
-    for (int g = 0; g < kSparse; ++g) {
-      const uint64_t mask = masks[g];
-      const uint64_t* const word = &bits[g][at[g] / 64];
-      const uint32_t shift = at[g] % 64;
-      changed |= Deposit(word[0] >> shift | word[1] << 1 << (63 - shift), mask);
-      at[g] += Count(mask);
-    }
-    const uint64_t up = Deposit(LoadWordAt(signs, sign_at), changed);
-    changes[line].up = up;
-    changes[line].down = changed & ~up;
-    sign_at += Count(changed);
-  }
-  return sign_at;
-}
-
-size_t ScatterRanks(int num_sparse, const uint64_t* masks, size_t num_lines, const GroupBits& bits,
-                    const uint8_t* signs, size_t sign_at, LineChanges* changes) {
-  switch (num_sparse) {
-    case 1:
-      return ScatterRanksOf<1>(masks, num_lines, bits, signs, sign_at, changes);
-    case 2:
-      return ScatterRanksOf<2>(masks, num_lines, bits, signs, sign_at, changes);
-    case 3:
-      return ScatterRanksOf<3>(masks, num_lines, bits, signs, sign_at, changes);
-    case 4:
-      return ScatterRanksOf<4>(masks, num_lines, bits, signs, sign_at, changes);
-    case 5:
-      return ScatterRanksOf<5>(masks, num_lines, bits, signs, sign_at, changes);
-    default:
-      return ScatterRanksOf<6>(masks, num_lines, bits, signs, sign_at, changes);
-  }
-}
-
-// The places of the ones among the first n bits; `places` has room for four more.
-size_t Places(const uint64_t* bits, size_t n, uint16_t* places) {
+// The places of the ones; `places` has room for four more.
+size_t Places(const uint64_t* words, size_t num_words, uint16_t* places) {
   size_t count = 0;
-  for (size_t at = 0; at < n; at += 64) {
-    uint64_t word = bits[at / 64];
+  for (size_t w = 0; w < num_words; ++w) {
+    uint64_t word = words[w];
     const uint32_t in_word = Count(word);
     uint16_t* put = places + count;
     count += in_word;
     // Mostly there are few: so many are written whether they are there or not.
     for (int i = 0; i < 4; ++i, word &= word - 1) {
-      put[i] = static_cast<uint16_t>(at + static_cast<size_t>(__builtin_ctzll(word | 1ull << 63)));
+      put[i] = static_cast<uint16_t>(w * 64 + static_cast<size_t>(CountZeros(word | 1ull << 63)));
     }
-    for (put += 4; word != 0; word &= word - 1) {
-      *put++ = static_cast<uint16_t>(at + static_cast<size_t>(__builtin_ctzll(word)));
+    for (put += 4; HWY_UNLIKELY(word != 0); word &= word - 1) {
+      *put++ = static_cast<uint16_t>(w * 64 + static_cast<size_t>(CountZeros(word)));
     }
   }
   return count;
 }
 
+void GatherRanks(const ClassGroups& groups, const Lines& base, const uint16_t* next,
+                 ChunkGroups& chunk, ChangedRanks& ranks, BitWriter& signs, LineRest* rest) {
+  OneSteps steps;
+  CompareLines(groups, base, next, chunk, steps, rest);
+  uint16_t places[kChunk + 4];
+  const size_t num = Places(steps.told, base.count, places);
+  ranks.num = {};
+  BitCursor cursor = signs.Begin(num);
+  uint64_t up = 0;
+  for (size_t i = 0; i < num; ++i) {
+    const size_t place = places[i], line = place / kLine, bit = place % kLine;
+    const size_t g = groups.group_of[base.elements[place] >> 7 & 0xff];
+    const uint64_t before =
+        chunk.masks[line * ChunkGroups::kSlots + g] & ((uint64_t{1} << bit) - 1);
+    ranks.of[g][ranks.num[g]++] = static_cast<uint16_t>(chunk.begins[g][line] + Count(before));
+    up |= (steps.up[line] >> bit & 1) << i % 32;
+    if (HWY_LIKELY(i % 32 != 31)) continue;
+    cursor.Put(up, 32);
+    up = 0;
+  }
+  cursor.Put(up, static_cast<int>(num % 32));
+  signs.End(cursor);
+}
+
+template <int kSparse>
+void GroupLinesOf(const ClassGroups& groups, const Lines& base, ChunkGroups& chunk) {
+  const LineReader reader(groups);
+  uint32_t at[kSparse + 1] = {};
+  for (size_t line = 0; line < base.count; ++line) {
+    const uint16_t* const elements = base.elements + line * kLine;
+    Fetch(elements);
+    const uint64_t there = line + 1 == base.count ? base.last_line : ~uint64_t{0};
+    PutGroups(reader.template Masks<kSparse>(elements), there, line, at, chunk);
+  }
+  EndGroups<kSparse>(base.count, at, chunk);
+}
+
+void GroupLines(const ClassGroups& groups, const Lines& base, ChunkGroups& chunk) {
+  switch (groups.num_sparse) {
+    case 0:
+      return GroupLinesOf<0>(groups, base, chunk);
+    case 1:
+      return GroupLinesOf<1>(groups, base, chunk);
+    case 2:
+      return GroupLinesOf<2>(groups, base, chunk);
+    case 3:
+      return GroupLinesOf<3>(groups, base, chunk);
+    case 4:
+      return GroupLinesOf<4>(groups, base, chunk);
+    case 5:
+      return GroupLinesOf<5>(groups, base, chunk);
+    default:
+      return GroupLinesOf<6>(groups, base, chunk);
+  }
+}
+
+void StepLines(const Lines& base, const uint64_t* changed, const uint8_t* signs, size_t& sign_at,
+               uint16_t* out) {
+  size_t at = sign_at;
+  for (size_t line = 0; line < base.count; ++line) {
+    const uint64_t up = Deposit(LoadWordAt(signs, at), changed[line]);
+    at += Count(changed[line]);
+    Step(base.elements + line * kLine, up, changed[line] & ~up, out + line * kLine);
+  }
+  sign_at = at;
+}
+
 void CountClasses(uint8_t first_exponent, const uint16_t* base, const uint16_t* next,
                   size_t num_lines, ClassCounts& counts) {
   constexpr int kHalf = kNumClasses / 2;
-  LineMasks masks;
-  LineChanges changes[kChunkLines];
-  HWY_NAMESPACE::CompareLines(base, next, num_lines, changes);
   for (int half = 0; half < 2; ++half) {
-    ClassGroups groups{.first_exponent = first_exponent, .num_sparse = kHalf - 1};
+    ClassGroups groups{.first_exponent = first_exponent, .bits = {}, .num_sparse = kHalf - 1};
     for (int c = 0; c < kHalf; ++c) groups.bits[kHalf * half + c] = static_cast<uint8_t>(1u << c);
-    GroupLines(groups, base, num_lines, masks.data());
+    const LineReader reader(groups);
     for (size_t line = 0; line < num_lines; ++line) {
-      for (int c = 0; c < kHalf; ++c) {
-        const uint64_t mask = masks[kMaskSlots * line + c];
+      auto masks = reader.template Masks<kHalf - 1>(base + line * kLine);
+      masks.of[kHalf - 1] = masks.dense;
+      const Changes changes = Compare(base + line * kLine, next + line * kLine);
+      STRETTO_UNROLL for (int c = 0; c < kHalf; ++c) {
+        const uint64_t mask = masks.of[c];
         counts.all[kHalf * half + c] += Count(mask);
-        counts.changed[kHalf * half + c] += Count(mask & changes[line].changed);
-        counts.by_one[kHalf * half + c] += Count(mask & (changes[line].up | changes[line].down));
+        counts.changed[kHalf * half + c] += Count(mask & changes.changed);
+        counts.by_one[kHalf * half + c] += Count(mask & (changes.up | changes.down));
       }
     }
   }
 }
 
-void WriteGap(GapMean& mean, uint64_t gap, BitWriter& out) {
+HWY_INLINE void WriteGap(GapMean& mean, uint64_t gap, BitCursor& out) {
   const int k = mean.bits();
   const uint64_t zeros = gap >> k;
   if (HWY_LIKELY(zeros < GapMean::kMostZeros)) {
@@ -312,23 +407,22 @@ void WriteGap(GapMean& mean, uint64_t gap, BitWriter& out) {
   mean.Add(gap);
 }
 
-// Those of places in the next `count` ranks; `since` are the ranks since the last change.
-void WriteGaps(GapMean& mean, uint64_t& since, const uint64_t* bits, uint32_t count,
+// `since` are the ranks since the last change.
+void WriteGaps(GapMean& mean, uint64_t& since, const uint16_t* ranks, uint32_t num, uint32_t size,
                BitWriter& out) {
-  uint16_t places[kChunk + 4];
-  const size_t num = Places(bits, count, places);
   if (num == 0) {
-    since += count;
+    since += size;
     return;
   }
-  out.Reserve((num + 1) * 56);
+  BitCursor cursor = out.Begin(num * 56);
   GapMean local = mean;
-  WriteGap(local, since + places[0], out);
-  for (size_t i = 1; i < num; ++i) {
-    WriteGap(local, static_cast<uint64_t>(places[i] - places[i - 1]) - 1, out);
+  WriteGap(local, since + ranks[0], cursor);
+  for (uint32_t i = 1; i < num; ++i) {
+    WriteGap(local, static_cast<uint64_t>(ranks[i] - ranks[i - 1]) - 1, cursor);
   }
   mean = local;
-  since = count - uint64_t{places[num - 1]} - 1;
+  since = size - uint64_t{ranks[num - 1]} - 1;
+  out.End(cursor);
 }
 
 HWY_INLINE uint64_t ReadGap(int k, const uint8_t* data, size_t& at) {
@@ -342,26 +436,54 @@ HWY_INLINE uint64_t ReadGap(int k, const uint8_t* data, size_t& at) {
   return static_cast<uint64_t>(zeros) << k | (word >> (zeros + 1) & ((uint64_t{1} << k) - 1));
 }
 
-bool ReadGaps(GapMean& mean, const uint8_t* data, size_t& at, size_t end, uint64_t& next,
-              uint32_t count, uint64_t* bits) {
-  std::fill_n(bits, count / 64 + 2, 0);
-  GapMean local = mean;
-  uint64_t rank = next;
-  size_t place = at;
-  bool ok = true;
-  while (rank < count) {
-    bits[rank / 64] |= uint64_t{1} << (rank % 64);
-    const uint64_t gap = ReadGap(local.bits(), data, place);
-    rank += 1 + gap;
-    if (HWY_UNLIKELY(local.Add(gap)) && place > end) {
-      ok = false;
+// Reads the chunk's changes, or fewer once it came behind `size`, in bits.
+void ReadGaps(GapPlace& place, const uint8_t* data, size_t size, const ChunkGroups& chunk,
+              size_t group, uint64_t* changed) {
+  const uint16_t* const begins = chunk.begins[group].data();
+  const uint64_t* const masks = &chunk.masks[group];
+  const uint64_t end = chunk.sizes[group];
+  GapPlace p = place;
+  while (p.next < end) {
+    const size_t line = LinesTo(begins, p.next) - 1;
+    const uint64_t one = uint64_t{1} << (p.next - begins[line]);
+    changed[line] |= Deposit(one, masks[line * ChunkGroups::kSlots]);
+    if (--p.left == 0) {
+      p.next = UINT64_MAX;
       break;
     }
+    const uint64_t gap = ReadGap(p.mean.bits(), data, p.at);
+    p.next += 1 + gap;
+    if (HWY_UNLIKELY(p.mean.Add(gap)) && p.at > size) break;
   }
-  mean = local;
-  next = rank - count;
-  at = place;
-  return ok && place <= end;
+  if (p.left > 0) p.next -= end;
+  place = p;
+}
+
+// Before the first change.
+void ReadFirstGap(GapPlace& place, const uint8_t* data) {
+  place.next = ReadGap(place.mean.bits(), data, place.at);
+  place.mean.Add(place.next);
+}
+
+void StreamElements(const uint16_t* elements, size_t count, uint16_t* out) {
+  const auto* from = reinterpret_cast<const uint8_t*>(elements);
+  auto* to = reinterpret_cast<uint8_t*>(out);
+  size_t left = count * sizeof(uint16_t);
+#if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX2
+  const size_t head = std::min(left, -reinterpret_cast<uintptr_t>(to) % 32);
+  std::memcpy(to, from, head);
+  for (from += head, to += head, left -= head; left >= 32; from += 32, to += 32, left -= 32) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to),
+                        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+#endif
+  std::memcpy(to, from, left);
+}
+
+void FinishStream() {
+#if HWY_ARCH_X86_64
+  _mm_sfence();
+#endif
 }
 }  // namespace HWY_NAMESPACE
 }  // namespace stretto::engine
@@ -369,74 +491,60 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace stretto::engine {
-HWY_EXPORT(GroupLines);
-HWY_EXPORT(CompareLines);
-HWY_EXPORT(StepLines);
 HWY_EXPORT(CountClasses);
 HWY_EXPORT(GatherRanks);
-HWY_EXPORT(CountGroups);
-HWY_EXPORT(ScatterRanks);
-HWY_EXPORT(WriteGap);
+HWY_EXPORT(GroupLines);
+HWY_EXPORT(StepLines);
+HWY_EXPORT(StreamElements);
+HWY_EXPORT(FinishStream);
 HWY_EXPORT(WriteGaps);
 HWY_EXPORT(ReadGaps);
+HWY_EXPORT(ReadFirstGap);
 
-void GroupLines(const ClassGroups& groups, const uint16_t* elements, size_t num_lines,
-                LineMasks& masks) {
-  HWY_DYNAMIC_DISPATCH(GroupLines)(groups, elements, num_lines, masks.data());
+void ClassGroups::SetGroups() {
+  for (size_t e = 0; e < group_of.size(); ++e) {
+    const uint8_t bit = bits[static_cast<size_t>(ClassOf(static_cast<uint16_t>(e << 7)))];
+    group_of[e] = bit == 0 ? 0 : static_cast<uint8_t>(__builtin_ctz(bit));
+  }
 }
-void CompareLines(const uint16_t* base, const uint16_t* next, size_t num_lines,
-                  LineChanges* changes) {
-  HWY_DYNAMIC_DISPATCH(CompareLines)(base, next, num_lines, changes);
-}
-void StepLines(const uint16_t* base, const LineChanges* changes, size_t num_lines, uint16_t* out) {
-  HWY_DYNAMIC_DISPATCH(StepLines)(base, changes, num_lines, out);
-}
+
 void CountClasses(uint8_t first_exponent, const uint16_t* base, const uint16_t* next,
                   size_t num_lines, ClassCounts& counts) {
   HWY_DYNAMIC_DISPATCH(CountClasses)(first_exponent, base, next, num_lines, counts);
 }
-void GatherRanks(int num_sparse, const LineMasks& masks, size_t num_lines, LineChanges* changes,
-                 GroupBits& bits, GroupCounts& counts, BitWriter& signs) {
-  if (num_sparse == 0) return;
-  signs.Reserve(num_lines * kLine);
-  HWY_DYNAMIC_DISPATCH(GatherRanks)
-  (num_sparse, masks.data(), num_lines, changes, bits, counts, signs);
+void GatherRanks(const ClassGroups& groups, const Lines& base, const uint16_t* next,
+                 ChunkGroups& chunk, ChangedRanks& ranks, BitWriter& signs, LineRest* rest) {
+  HWY_DYNAMIC_DISPATCH(GatherRanks)(groups, base, next, chunk, ranks, signs, rest);
 }
-void CountGroups(int num_sparse, const LineMasks& masks, size_t num_lines, GroupCounts& counts) {
-  HWY_DYNAMIC_DISPATCH(CountGroups)(num_sparse, masks.data(), num_lines, counts);
+void GroupLines(const ClassGroups& groups, const Lines& base, ChunkGroups& chunk) {
+  HWY_DYNAMIC_DISPATCH(GroupLines)(groups, base, chunk);
 }
-void ScatterRanks(int num_sparse, const LineMasks& masks, size_t num_lines, const GroupBits& bits,
-                  const uint8_t* signs, size_t& sign_at, LineChanges* changes) {
-  if (num_sparse == 0) {
-    std::fill_n(changes, num_lines, LineChanges{});
-    return;
-  }
-  sign_at = HWY_DYNAMIC_DISPATCH(ScatterRanks)(num_sparse, masks.data(), num_lines, bits, signs,
-                                               sign_at, changes);
+void StepLines(const Lines& base, const ChangedLines& changed, const uint8_t* signs,
+               size_t& sign_at, uint16_t* out) {
+  HWY_DYNAMIC_DISPATCH(StepLines)(base, changed.data(), signs, sign_at, out);
+}
+void StreamElements(const uint16_t* elements, size_t count, uint16_t* out) {
+  HWY_DYNAMIC_DISPATCH(StreamElements)(elements, count, out);
+}
+void FinishStream() { HWY_DYNAMIC_DISPATCH(FinishStream)(); }
+
+void GapWriter::Write(const uint16_t* ranks, uint32_t num, uint32_t size) {
+  HWY_DYNAMIC_DISPATCH(WriteGaps)(mean_, since_, ranks, num, size, out_);
+  num_changes_ += num;
 }
 
-void GapWriter::Write(const RankBits& bits, uint32_t count) {
-  HWY_DYNAMIC_DISPATCH(WriteGaps)(mean_, since_, bits.data(), count, out_);
+GapReader::GapReader(int bits, uint64_t num_changes, absl::Span<const uint8_t> data)
+    : place_{.mean = GapMean(bits), .next = UINT64_MAX, .left = num_changes}, data_(data) {
+  if (num_changes > 0) HWY_DYNAMIC_DISPATCH(ReadFirstGap)(place_, data_.data());
 }
-Bytes GapWriter::Finish() {
-  out_.Reserve(56);
-  HWY_DYNAMIC_DISPATCH(WriteGap)(mean_, since_, out_);
-  return out_.Finish();
-}
-
-GapReader::GapReader(int bits, const uint8_t* data, size_t begin, size_t end)
-    : mean_(bits), data_(data), at_(begin), end_(end) {
-  // As if a change before the first rank came first.
-  RankBits first;
-  next_ = 0;
-  Read(1, first);
-}
-bool GapReader::Read(uint32_t count, RankBits& bits) {
-  return HWY_DYNAMIC_DISPATCH(ReadGaps)(mean_, data_, at_, end_, next_, count, bits.data());
+bool GapReader::Read(const ChunkGroups& chunk, int group, ChangedLines& changed) {
+  HWY_DYNAMIC_DISPATCH(ReadGaps)
+  (place_, data_.data(), data_.size() * 8, chunk, static_cast<size_t>(group), changed.data());
+  return place_.at <= data_.size() * 8;
 }
 bool GapReader::AtEnd() const {
-  return next_ == 0 && at_ <= end_ && end_ - at_ < 8 &&
-         (LoadBits(data_, at_) & ((1u << (end_ - at_)) - 1)) == 0;
+  const size_t rest = data_.size() * 8 - place_.at;
+  return place_.left == 0 && rest < 8 && (rest == 0 || data_.back() >> (8 - rest) == 0);
 }
 }  // namespace stretto::engine
 #endif  // HWY_ONCE

@@ -12,21 +12,25 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "engine/weights/bit_stream.h"
 
 namespace stretto::engine {
-inline constexpr size_t kLine = 64;         // elements
-inline constexpr size_t kChunkLines = 128;  // lines that are worked on together: they stay in L1
+inline constexpr size_t kLine = 64;        // elements
+inline constexpr size_t kChunkLines = 64;  // lines that are worked on together: they stay in L1
 inline constexpr size_t kChunk = kChunkLines * kLine;
 inline constexpr int kNumClasses = 16;
 inline constexpr int kMaxSparseGroups = 6;  // of which changes are told by rank
 inline constexpr int kDenseGroup = 7;       // of which every element is told
-inline constexpr int kMaskSlots = 8;        // a line's masks fill a cache line
 
 struct ClassGroups {
   uint8_t first_exponent = 0;
   std::array<uint8_t, kNumClasses> bits = {};  // 1 << group, or 0
   int num_sparse = 0;
+  std::array<uint8_t, 256> group_of = {};  // by exponent, where there is one
+
+  // From the rest.
+  void SetGroups();
 
   int ClassOf(uint16_t weight) const {
     const int c = (weight >> 7 & 0xff) - first_exponent;
@@ -34,44 +38,57 @@ struct ClassGroups {
   }
 };
 
-// By how much the bits of a line's elements grew.
-struct LineChanges {
-  uint64_t up;       // by 1, modulo 2^16
-  uint64_t down;     // by −1
-  uint64_t changed;  // by anything but 0
-};
-
-// masks[kMaskSlots * line + group], of the sparse groups and the dense one.
-using LineMasks = std::array<uint64_t, kChunkLines * kMaskSlots>;
-// Bits of a group's elements in order of rank, and the words after them that may be touched.
-using RankBits = std::array<uint64_t, kChunkLines + 2>;
-using GroupBits = std::array<RankBits, kMaxSparseGroups>;
-using GroupCounts = std::array<uint32_t, kMaxSparseGroups>;
-
-// All of whole lines, at most kChunkLines.
-void GroupLines(const ClassGroups& groups, const uint16_t* elements, size_t num_lines,
-                LineMasks& masks);
-void CompareLines(const uint16_t* base, const uint16_t* next, size_t num_lines,
-                  LineChanges* changes);
-// Writes the elements after `up` and `down`.
-void StepLines(const uint16_t* base, const LineChanges* changes, size_t num_lines, uint16_t* out);
-
-// How many elements each class has, how many of them changed, and by 1 or −1. Added up.
+// How many elements each class has, how many of them changed, and by 1 or −1. Added up, of whole
+// lines.
 struct ClassCounts {
   std::array<uint32_t, kNumClasses> all = {}, changed = {}, by_one = {};
 };
 void CountClasses(uint8_t first_exponent, const uint16_t* base, const uint16_t* next,
                   size_t num_lines, ClassCounts& counts);
 
-// Changes by 1 and −1 of sparse elements: which, by rank, to `bits` (and the groups' sizes to
-// `counts`), and in which direction, in order of the elements, to `signs`. `changed` keeps the
-// others.
-void GatherRanks(int num_sparse, const LineMasks& masks, size_t num_lines, LineChanges* changes,
-                 GroupBits& bits, GroupCounts& counts, BitWriter& signs);
-// The other way; `counts` come from CountGroups. `signs` begin at `sign_at`, which moves on.
-void CountGroups(int num_sparse, const LineMasks& masks, size_t num_lines, GroupCounts& counts);
-void ScatterRanks(int num_sparse, const LineMasks& masks, size_t num_lines, const GroupBits& bits,
-                  const uint8_t* signs, size_t& sign_at, LineChanges* changes);
+// A chunk's elements, or fewer at the end of a tensor, in whole lines of which the last has
+// elements only where `last_line` has ones. What follows the chunk is fetched meanwhile.
+struct Lines {
+  const uint16_t* elements;
+  size_t count;
+  uint64_t last_line = ~uint64_t{0};
+};
+
+// Elements of a line that are not told by rank.
+struct LineRest {
+  uint64_t dense, other;  // of the dense group; others that changed
+};
+
+// Where a chunk's groups are.
+struct ChunkGroups {
+  static constexpr size_t kSlots = 8;  // a line's masks fill a cache line
+
+  alignas(64) std::array<uint64_t, kChunkLines * kSlots> masks;  // of line l and group g: [l·8 + g]
+  // Ranks before each line, counted from the chunk's first.
+  alignas(64) std::array<std::array<uint16_t, kChunkLines>, kMaxSparseGroups> begins;
+  std::array<uint32_t, kMaxSparseGroups> sizes;
+};
+
+// Ranks of the sparse elements that changed by 1 or −1, counted from the chunk's first, in order.
+struct ChangedRanks {
+  std::array<std::array<uint16_t, kChunk>, kMaxSparseGroups> of;
+  std::array<uint32_t, kMaxSparseGroups> num;
+};
+// Also sets the chunk's groups, and appends the changes' directions, in order of the elements, to
+// `signs`.
+void GatherRanks(const ClassGroups& groups, const Lines& base, const uint16_t* next,
+                 ChunkGroups& chunk, ChangedRanks& ranks, BitWriter& signs, LineRest* rest);
+
+// The other way: first the groups; then which elements change is added up (GapReader::Read); then
+// they are stepped to `out`. `signs` begin at `sign_at`, which moves on.
+void GroupLines(const ClassGroups& groups, const Lines& base, ChunkGroups& chunk);
+using ChangedLines = std::array<uint64_t, kChunkLines>;
+void StepLines(const Lines& base, const ChangedLines& changed, const uint8_t* signs,
+               size_t& sign_at, uint16_t* out);
+
+// Copies past the caches. Other threads see it after FinishStream.
+void StreamElements(const uint16_t* elements, size_t count, uint16_t* out);
+void FinishStream();
 
 // Gaps between changed ranks of a group, whose mean is followed: the next 32 are coded for the mean
 // of those before. A gap is q zeros, a one and the k low bits, lowest first, with q the rest of the
@@ -110,33 +127,37 @@ class GapMean {
 class GapWriter {
  public:
   explicit GapWriter(int bits) : mean_(bits) {}
-  // The next `count` ranks, of which those in `bits` changed.
-  void Write(const RankBits& bits, uint32_t count);
-  // Nothing follows.
-  Bytes Finish();
+  // The next `size` ranks, of which `num` changed.
+  void Write(const uint16_t* ranks, uint32_t num, uint32_t size);
+  uint64_t num_changes() const { return num_changes_; }
+  Bytes Finish() { return out_.Finish(); }
 
  private:
-  friend struct GapKernels;
   GapMean mean_;
-  uint64_t since_ = 0;  // the last change
+  uint64_t since_ = 0, num_changes_ = 0;  // ranks since the last change; all changes
   BitWriter out_;
+};
+
+// Where a GapReader is.
+struct GapPlace {
+  GapMean mean;
+  size_t at = 0;      // in bits
+  uint64_t next = 0;  // rank of the next change, counted from the chunk's first
+  uint64_t left = 0;  // changes to come
 };
 
 class GapReader {
  public:
-  GapReader() = default;
-  // [begin, end) are places in bits of `data`, which has kReadAhead more bytes.
-  GapReader(int bits, const uint8_t* data, size_t begin, size_t end);
-  // Sets `bits` to those of the next `count` ranks. False: the data ended before them.
-  bool Read(uint32_t count, RankBits& bits);
-  // All ranks were read, and all of the data with them.
+  // `data` has kReadAhead more bytes after it.
+  GapReader(int bits, uint64_t num_changes, absl::Span<const uint8_t> data);
+  // Sets the bits of the chunk's elements of this group that change, and goes on to the next chunk.
+  // False: the data ended before.
+  bool Read(const ChunkGroups& chunk, int group, ChangedLines& changed);
+  // Whether all changes came and no data is left.
   bool AtEnd() const;
 
  private:
-  friend struct GapKernels;
-  GapMean mean_;
-  const uint8_t* data_ = nullptr;
-  size_t at_ = 0, end_ = 0;  // in bits
-  uint64_t next_ = 0;        // rank of the next change
+  GapPlace place_;
+  absl::Span<const uint8_t> data_;
 };
 }  // namespace stretto::engine

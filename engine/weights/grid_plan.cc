@@ -117,6 +117,7 @@ GridPlan PlanGroups(const GridSample& sample) {
     const double gap = 1 / groups[g].Share();
     plan.gap_bits[g] = GapMean::BitsFor(static_cast<uint64_t>(gap * GapMean::kBlock));
   }
+  plan.groups.SetGroups();
   return plan;
 }
 }  // namespace stretto::engine

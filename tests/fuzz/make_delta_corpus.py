@@ -15,9 +15,10 @@ def sparse(gaps, steps):
     return bytes([1, len(gaps), len(gaps), len(steps)]) + frame(bytes(gaps + steps))
 
 
-def grid(group, gap_bits, parts):
-    """All classes of exponents in one group."""
-    head = bytes([110] + [group | group << 4] * 8 + [len(gap_bits)] + gap_bits)
+def grid(group, changes, parts):
+    """All classes of exponents in one group, whose gaps have no low bits to begin with."""
+    head = bytes([110] + [group | group << 4] * 8 + [len(changes)])
+    head += b"".join(bytes([0, count]) for count in changes)
     return b"\6" + head + bytes(len(part) for part in parts) + b"".join(parts)
 
 
@@ -45,5 +46,5 @@ write("outside", 0, bf16, sparse([9], [2]), 2)
 write("off_the_grid", 0, bf16, sparse([3], [255, 255, 7]), 2)
 write("bits", 0, bf16, b"\5" + frame(bytes([0x12, 0x0C, 2])), 2)
 # Ranks 1 and 4 of 8 change, up and down; element 6 by 4 steps.
-write("grid_ranks", 0, bf16, grid(0, [0], [b"\x12\x01", b"\x01", b"", b"\x06\x08"]), 2)
+write("grid_ranks", 0, bf16, grid(0, [2], [b"\x12", b"\x01", b"", b"\x06\x08"]), 2)
 write("grid_dense", 0, bf16, grid(7, [], [b"", symbols([0, 1, 1, 0, 0, 0, 1, 0]), b""]), 2)
