@@ -194,6 +194,10 @@ MappedFile::~MappedFile() {
   ::munmap(const_cast<uint8_t*>(data_), size_);
 }
 
+void MappedFile::LetPagesGo() const {
+  if (data_ != nullptr) ::madvise(const_cast<uint8_t*>(data_), size_, MADV_DONTNEED);
+}
+
 absl::Status Files::WriteAtomically(const std::string& path, absl::string_view content) {
   const std::string temporary = absl::StrCat(path, ".tmp.", ::getpid());
   ASSIGN_OR_RETURN(auto file, Create(temporary));

@@ -28,6 +28,8 @@ class MappedFile {
 
   absl::Span<const uint8_t> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
+  // Pages read so far no longer count as this process's memory; they come back as they are read.
+  void LetPagesGo() const;
 
  private:
   MappedFile(std::string path, const uint8_t* data, size_t size)

@@ -18,7 +18,8 @@ struct BurnInOptions {
 };
 
 struct BurnInResult {
-  double flops = 0;          // a second, of all threads at once; a multiply-add counts two
+  // A second, of all threads, each in its fastest moment; a multiply-add counts two.
+  double flops = 0;
   int64_t num_products = 0;  // that came out right
 };
 

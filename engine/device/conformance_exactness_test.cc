@@ -41,8 +41,9 @@ void RequireRowsAlone(PhiloxStream& rng, const Host& x, const std::string& what,
 
 TEST_CASE("rows of products do not depend on the batch") {
   STRETTO_CONFORMANCE_CASE(c);
-  const auto [n, k] =
+  const auto sizes =
       GENERATE(std::pair<int64_t, int64_t>{75, 700}, std::pair<int64_t, int64_t>{200, 64});
+  const int64_t n = sizes.first, k = sizes.second;
   const Host x = Random(rng, 200, k, c.dtype), w = Random(rng, n, k, c.dtype);
   auto packed = lab->Pack(lab.stream(), {lab.Put(w, c.dtype)});
   REQUIRE_OK(packed);

@@ -121,10 +121,10 @@ DVec RmsNormOracle(const DVec& x, const DVec& w, double eps, int64_t rows, int64
 
 TEST_CASE("root-mean-square norm and its gradient") {
   STRETTO_CONFORMANCE_CASE(c);
-  const auto [n, groups] =
+  const auto sizes =
       GENERATE(std::pair<int64_t, int64_t>{24, 1}, std::pair<int64_t, int64_t>{8, 3},
                std::pair<int64_t, int64_t>{37, 2}, std::pair<int64_t, int64_t>{576, 1});
-  const int64_t rows = 4;
+  const int64_t n = sizes.first, groups = sizes.second, rows = 4;
   const float eps = 1e-5f;
   const Host x = Random(rng, rows, n * groups, c.dtype), w = Random(rng, 1, n, c.dtype);
   Tensor tx = lab.Put(x, c.dtype, 4), tw = lab.Put(w, c.dtype);
@@ -299,6 +299,20 @@ TEST_CASE("impossible allocations are refused") {
   REQUIRE(buffer.status().code() == absl::StatusCode::kResourceExhausted);
   auto good = lab->Allocate(1 << 20);
   REQUIRE_OK(good);
+}
+
+TEST_CASE("memory of zeros is zero, whatever lay there before") {
+  STRETTO_CONFORMANCE_CASE(c);
+  for (const int64_t size : {1, 300, 100'000, 1'500'000}) {
+    for (int i = 0; i < 2; ++i) {
+      const auto buffer = lab->AllocateZeros(static_cast<size_t>(size) * sizeof(float));
+      REQUIRE_OK(buffer);
+      const Tensor tensor = buffer->View(DType::kF32, 1, size);
+      const Host got = lab.Get(tensor);
+      REQUIRE(std::all_of(got.v.begin(), got.v.end(), [](float x) { return x == 0.0f; }));
+      lab->Fill(lab.stream(), tensor, 1.0f);
+    }
+  }
 }
 
 TEST_CASE("devices are created by name and name their profile") {

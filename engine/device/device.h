@@ -175,6 +175,8 @@ class Device {
   // ------------------------------------------------------------------------------------- 64-byte
   // aligned, contents undefined. ResourceExhausted when there is not enough.
   virtual absl::StatusOr<Buffer> Allocate(size_t bytes) = 0;
+  // All bytes zero. What is large isn't touched: memory that is written later costs nothing now.
+  virtual absl::StatusOr<Buffer> AllocateZeros(size_t bytes) = 0;
   virtual void Free(uint64_t handle, size_t bytes) = 0;
   virtual std::unique_ptr<Stream> CreateStream() = 0;
   virtual void Synchronize(Stream& stream) = 0;

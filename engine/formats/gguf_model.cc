@@ -237,6 +237,7 @@ class GgufSource final : public TensorSource {
   }
   const std::string& path() const override { return path_; }
   absl::Span<const TensorInfo> tensors() const override { return infos_; }
+  void LetPagesGo() const override { mapping_->LetPagesGo(); }
 
  protected:
   absl::Span<const uint8_t> RowBytes(const TensorInfo& tensor, int64_t row) const override {

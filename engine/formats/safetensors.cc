@@ -135,6 +135,9 @@ class MappedTensors final : public TensorSource {
       : path_(std::move(path)), tensors_(std::move(tensors)), files_(std::move(files)) {}
   const std::string& path() const override { return path_; }
   absl::Span<const TensorInfo> tensors() const override { return tensors_; }
+  void LetPagesGo() const override {
+    for (const auto& file : files_) file->LetPagesGo();
+  }
 
  private:
   std::string path_;

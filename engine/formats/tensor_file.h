@@ -90,6 +90,9 @@ class TensorSource {
   absl::Status ReadAll(absl::string_view name, DType out, void* dst) const;
   // The bytes of row `row` of `tensor`, one of tensors(); the default takes them in stored order.
   virtual absl::Span<const uint8_t> RowBytes(const TensorInfo& tensor, int64_t row) const;
+  // What has been read of mapped files no longer counts as this process's memory, until it is read
+  // again.
+  virtual void LetPagesGo() const {}
 };
 
 // Converts `count` elements (a multiple of BlockElements) at `src` to f32. The type is readable.

@@ -11,11 +11,10 @@ namespace stretto::engine {
 class DeviceMemory {
  public:
   absl::StatusOr<Tensor> Make(Device& device, DType dtype, int64_t rows, int64_t cols) {
-    STRETTO_CHECK(rows > 0 && cols > 0);
-    ASSIGN_OR_RETURN(Buffer buffer,
-                     device.Allocate(static_cast<size_t>(rows * cols) * SizeOf(dtype)));
-    buffers_.push_back(std::move(buffer));
-    return buffers_.back().View(dtype, rows, cols);
+    return Add(device.Allocate(Bytes(dtype, rows, cols)), dtype, rows, cols);
+  }
+  absl::StatusOr<Tensor> MakeZeros(Device& device, DType dtype, int64_t rows, int64_t cols) {
+    return Add(device.AllocateZeros(Bytes(dtype, rows, cols)), dtype, rows, cols);
   }
   size_t bytes() const {
     size_t total = 0;
@@ -24,6 +23,17 @@ class DeviceMemory {
   }
 
  private:
+  static size_t Bytes(DType dtype, int64_t rows, int64_t cols) {
+    STRETTO_CHECK(rows > 0 && cols > 0);
+    return static_cast<size_t>(rows * cols) * SizeOf(dtype);
+  }
+  absl::StatusOr<Tensor> Add(absl::StatusOr<Buffer> buffer, DType dtype, int64_t rows,
+                             int64_t cols) {
+    RETURN_IF_ERROR(buffer.status());
+    buffers_.push_back(*std::move(buffer));
+    return buffers_.back().View(dtype, rows, cols);
+  }
+
   std::vector<Buffer> buffers_;
 };
 }  // namespace stretto::engine

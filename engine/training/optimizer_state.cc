@@ -133,8 +133,7 @@ absl::Status OptimizerState::Allocate() {
   for (const StateTensor which : kKinds) {
     const auto i = static_cast<size_t>(which);
     if (!IsEncoded(which) && !offloads) {
-      ASSIGN_OR_RETURN(flat_[i], memory_.Make(device_, DType::kF32, 1, size));
-      device_.Fill(stream_, flat_[i], 0.0f);
+      ASSIGN_OR_RETURN(flat_[i], memory_.MakeZeros(device_, DType::kF32, 1, size));
       continue;
     }
     ASSIGN_OR_RETURN(windows_[i], window_memory_.Make(device_, DType::kF32, 1, window_));
@@ -254,6 +253,7 @@ absl::Status OptimizerState::Read(StateTensor which, int64_t begin, int64_t coun
 absl::Status OptimizerState::Write(StateTensor which, int64_t begin, int64_t count,
                                    const float* src) {
   const auto i = static_cast<size_t>(which);
+  is_touched_[i] = true;
   if (flat_[i]) {
     device_.Upload(stream_, flat_[i].Cols(begin, count), src);
   } else if (IsEncoded(which)) {
@@ -267,6 +267,7 @@ absl::Status OptimizerState::Write(StateTensor which, int64_t begin, int64_t cou
 
 absl::Status OptimizerState::Clear(StateTensor which) {
   const auto i = static_cast<size_t>(which);
+  if (!is_touched_[i]) return absl::OkStatus();
   if (flat_[i]) {
     device_.Fill(stream_, flat_[i], 0.0f);
   } else if (IsEncoded(which)) {
@@ -302,6 +303,7 @@ absl::Status OptimizerState::StoreOne(StateTensor which, int64_t begin, int64_t 
 }
 
 absl::StatusOr<OptimizerState::Tensors> OptimizerState::Load(int64_t begin, int64_t count) {
+  is_touched_.fill(true);
   Tensors tensors;
   ASSIGN_OR_RETURN(tensors.master, LoadOne(StateTensor::kMaster, begin, count));
   ASSIGN_OR_RETURN(tensors.m, LoadOne(StateTensor::kM, begin, count));

@@ -6,6 +6,7 @@
 // Not thread-safe, but that Read may be called by others while nobody writes.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -117,6 +118,7 @@ class OptimizerState {
   int64_t size_ = 0, num_codes_ = 0, window_ = 0;
   DeviceMemory memory_, window_memory_;
   Tensor flat_[3], windows_[3];
+  std::array<bool, 3> is_touched_{};  // since they were made, of zeros
   Moments moments_[2];
   std::unique_ptr<File> files_[3];
 };

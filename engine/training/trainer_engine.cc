@@ -279,6 +279,10 @@ TrainerEngine::Targets TrainerEngine::ForwardMicroBatch(const TrainBatch& batch,
   };
   targets.any_entropy = any_of(targets.d_entropy);
   targets.any = targets.any_entropy || any_of(targets.d_logprobs);
+  if (targets.any) {
+    result.num_backward_tokens += micro_batch.packed.num_rows();
+    result.num_backward_targets += N;
+  }
   return targets;
 }
 

@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "base/recycled_bytes.h"
 #include "engine/model/packed_pass.h"
 #include "engine/model/transformer.h"
 #include "engine/training/adapted_model.h"
@@ -70,6 +71,8 @@ struct StepResult {
   int64_t num_compared_tokens = 0;
   int64_t num_trained_tokens = 0;   // completion tokens
   int64_t num_computed_tokens = 0;  // rows through the transformer
+  // Of them, rows and trained tokens of micro-batches that had a gradient to go back with.
+  int64_t num_backward_tokens = 0, num_backward_targets = 0;
   int64_t num_micro_batches = 0;
   // Set when a gradient was not finite, or larger than allowed: weights and moments are unchanged,
   // the version is raised all the same.
@@ -96,20 +99,22 @@ class HostWeights {
       : layout_(std::move(layout)),
         dtype_(dtype),
         version_(version),
-        flat_(static_cast<size_t>(layout_->size()) * SizeOf(dtype)) {}
+        size_(static_cast<size_t>(layout_->size()) * SizeOf(dtype)),
+        flat_(TakeBytes(size_)) {}
   int64_t version() const { return version_; }
   DType dtype() const { return dtype_; }
   // In the order of ExpectedTensors.
   const std::vector<Parameter>& parameters() const { return layout_->parameters(); }
   // Row-major, little-endian elements of a parameter; valid as long as this object.
   absl::Span<const uint8_t> bytes(const Parameter& parameter) const;
-  uint8_t* data() { return flat_.data(); }
+  uint8_t* data() { return flat_.get(); }
 
  private:
   std::shared_ptr<const ParameterLayout> layout_;
   DType dtype_;
   int64_t version_;
-  std::vector<uint8_t> flat_;
+  size_t size_;
+  std::shared_ptr<uint8_t> flat_;
 };
 
 // What, beside the tensors, decides the steps to come.

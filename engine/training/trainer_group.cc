@@ -65,6 +65,8 @@ void Write(MessageWriter& w, int64_t leaf, const StepResult& r) {
   }
   w.Add(r.num_compared_tokens);
   w.Add(r.num_computed_tokens);
+  w.Add(r.num_backward_tokens);
+  w.Add(r.num_backward_targets);
   w.Add(static_cast<int64_t>(r.metrics.size()));
   for (const auto& [name, value] : r.metrics) {
     w.Add(name);
@@ -80,6 +82,8 @@ int64_t Read(MessageReader& r, StepResult& result) {
   result.logprob_mismatch_sum = Double(r);
   result.num_compared_tokens = r.Integer();
   result.num_computed_tokens = r.Integer();
+  result.num_backward_tokens = r.Integer();
+  result.num_backward_targets = r.Integer();
   const int64_t num_metrics = r.Integer();
   for (int64_t i = 0; i < num_metrics; ++i) {
     const std::string name = r.String();
@@ -99,6 +103,8 @@ void AddTo(StepResult& a, const StepResult& b) {
   a.logprob_mismatch_sum += b.logprob_mismatch_sum;
   a.num_compared_tokens += b.num_compared_tokens;
   a.num_computed_tokens += b.num_computed_tokens;
+  a.num_backward_tokens += b.num_backward_tokens;
+  a.num_backward_targets += b.num_backward_targets;
   for (const auto& [name, value] : b.metrics) a.metrics[name] += value;
   a.forward_seconds += b.forward_seconds;
   a.objective_seconds += b.objective_seconds;

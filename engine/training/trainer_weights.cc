@@ -1,6 +1,8 @@
 // The weights of a TrainerEngine: where they begin, and copies of them for others.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "base/bfloat16.h"
@@ -13,20 +15,39 @@ namespace stretto::engine {
 namespace {
 bool IsVector(const Parameter& p) { return p.spec.shape.size() == 1; }
 
-absl::Status ReadFinite(const TensorSource& source, const Parameter& p, std::vector<float>& host) {
-  RETURN_IF_ERROR(source.ReadAll(p.spec.name, DType::kF32, host.data()));
-  if (std::all_of(host.begin(), host.end(), [](float x) { return std::isfinite(x); })) {
+absl::Status ReadFinite(const TensorSource& source, const Parameter& p, float* dst) {
+  RETURN_IF_ERROR(source.ReadAll(p.spec.name, DType::kF32, dst));
+  if (std::all_of(dst, dst + p.view.size(), [](float x) { return std::isfinite(x); })) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
       absl::StrCat(source.path(), ": tensor ", p.spec.name, " holds a NaN or infinity"));
 }
+
+// All parameters to where they are in the flat run, by several threads: what costs most is that the
+// memory is touched for the first time.
+absl::Status ReadAllFinite(const TensorSource& source, const std::vector<Parameter>& parameters,
+                           int num_threads, float* flat) {
+  std::vector<absl::Status> statuses(parameters.size());
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < parameters.size();) {
+      statuses[i] = ReadFinite(source, parameters[i], flat + parameters[i].view.offset);
+    }
+  };
+  std::vector<std::thread> helpers;
+  for (int i = 1; i < num_threads; ++i) helpers.emplace_back(work);
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
 }  // namespace
 
 absl::Span<const uint8_t> HostWeights::bytes(const Parameter& parameter) const {
   const size_t size = SizeOf(dtype_);
-  return absl::MakeConstSpan(flat_).subspan(parameter.view.offset * size,
-                                            parameter.view.size() * size);
+  return absl::MakeConstSpan(flat_.get(), size_)
+      .subspan(parameter.view.offset * size, parameter.view.size() * size);
 }
 
 absl::Status TrainerEngine::LoadModel(const TensorSource& source, uint64_t seed,
@@ -36,13 +57,20 @@ absl::Status TrainerEngine::LoadModel(const TensorSource& source, uint64_t seed,
     return LoadAdapter(seed, adapter);
   }
   RETURN_IF_ERROR(CheckShapes(config(), source));
+  state_->ClearMoments();
+  const bool is_flat = tensor_ == nullptr && state_->is_plain() && state_->has_all_masters();
+  auto* flat = is_flat ? static_cast<float*>(device_.HostMemory(state_->Flat(StateTensor::kMaster)))
+                       : nullptr;
+  if (flat != nullptr) {
+    RETURN_IF_ERROR(ReadAllFinite(source, layout_->parameters(), device_.num_threads(), flat));
+    return FinishRestore({});
+  }
   std::vector<float> host;
   for (const Parameter& p : layout_->parameters()) {
     host.resize(p.view.size());
-    RETURN_IF_ERROR(ReadFinite(source, p, host));
+    RETURN_IF_ERROR(ReadFinite(source, p, host.data()));
     UploadState(StateTensor::kMaster, p, host.data());
   }
-  state_->ClearMoments();
   return FinishRestore({});
 }
 

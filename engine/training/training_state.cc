@@ -123,8 +123,8 @@ absl::Status TrainingState::Allocate(const TrainingStateOptions& state) {
   const auto make = [&](DeviceMemory& memory, DType type, const Place& place,
                         Tensor& tensor) -> absl::Status {
     // A rank may own nothing of a very small model.
-    ASSIGN_OR_RETURN(tensor, memory.Make(device_, type, 1, std::max<int64_t>(1, place.size())));
-    device_.Fill(stream_, tensor, 0.0f);
+    ASSIGN_OR_RETURN(tensor,
+                     memory.MakeZeros(device_, type, 1, std::max<int64_t>(1, place.size())));
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(make(weight_memory_, state.dtype, weight_place_, weights_flat_));

@@ -10,10 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/recycled_bytes.h"
 #include "base/status.h"
 #include "engine/weights/change_bits.h"
 #include "engine/weights/grid_codec.h"
-#include "engine/weights/recycled_bytes.h"
 #include "engine/weights/varint.h"
 
 namespace stretto::engine {

@@ -29,6 +29,12 @@ void WeightsStore::Put(std::shared_ptr<const WeightsVersion> version) {
   DropOrphans();
 }
 
+void WeightsStore::MakeRoom() {
+  absl::MutexLock lock(&mutex_);
+  while (static_cast<int>(versions_.size()) >= std::max(2, max_versions_)) versions_.pop_front();
+  DropOrphans();
+}
+
 void WeightsStore::PutDelta(std::shared_ptr<const VersionDelta> delta) {
   absl::MutexLock lock(&mutex_);
   deltas_.push_back(std::move(delta));

@@ -24,6 +24,8 @@ class WeightsStore {
   // (number and hash) stays; one of the same or a later number with another hash is replaced: the
   // owner went back and took another way.
   void Put(std::shared_ptr<const WeightsVersion> version);
+  // Lets the oldest go where the next would make them too many.
+  void MakeRoom();
   // Ignored when one of its ends is no longer here.
   void PutDelta(std::shared_ptr<const VersionDelta> delta);
 

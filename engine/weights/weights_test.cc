@@ -5,7 +5,6 @@
 #include "base/philox.h"
 #include "base/testing.h"
 #include "engine/weights/delta.h"
-#include "engine/weights/recycled_bytes.h"
 #include "engine/weights/store.h"
 #include "engine/weights/version.h"
 
@@ -318,17 +317,5 @@ TEST_CASE("the store keeps the newest versions and the deltas between them") {
   CHECK((*store.Newest())->hash == other->hash);
   CHECK(absl::IsNotFound(store.Get(3, v3->hash).status()));
   CHECK(store.Get(2, "").ok());
-}
-
-TEST_CASE("what a version leaves is the next one's memory, and no more is kept than is in use") {
-  constexpr size_t kSize = 3 << 20;
-  std::shared_ptr<uint8_t> first = TakeBytes(kSize), second = TakeBytes(kSize);
-  const uint8_t* const place = first.get();
-  first = nullptr;
-  CHECK(NumSpareBytes() >= kSize);
-  CHECK(TakeBytes(kSize).get() == place);
-  CHECK(NumSpareBytes() >= kSize);
-  second = nullptr;
-  CHECK(NumSpareBytes() == 0);
 }
 }  // namespace stretto::engine

@@ -173,13 +173,13 @@ std::string Core::activity() const {
 std::string Core::detail() const {
   if (ended_) return end_detail_;
   std::string missing;
-  for (const auto& [pool, name] :
+  for (const auto& pool :
        {std::pair(PoolKind::kTrainer, "a trainer"), std::pair(PoolKind::kGenerator, "a generator"),
         std::pair(PoolKind::kScorer, "a scorer")}) {
     const bool has_one = std::any_of(members_.begin(), members_.end(), [&](const auto& entry) {
-      return entry.second.pool == pool && entry.second.is_live;
+      return entry.second.pool == pool.first && entry.second.is_live;
     });
-    if (!has_one) absl::StrAppend(&missing, missing.empty() ? "waiting for " : ", ", name);
+    if (!has_one) absl::StrAppend(&missing, missing.empty() ? "waiting for " : ", ", pool.second);
   }
   if (!missing.empty()) return missing;
   if (trainers_.phase == TrainerGroup::Phase::kNone && NumLiveTrainers() < options_.num_trainers) {

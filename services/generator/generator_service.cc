@@ -216,7 +216,9 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
       return ToGrpc(info.status());
     }
     LogInfo("version ", version.number(), " prepared from ", info->bytes_received,
-            info->was_delta ? " bytes of delta in " : " bytes in ", info->seconds, " s");
+            info->was_delta ? " bytes of delta in " : " bytes in ", info->seconds, " s (",
+            info->transfer_seconds, " until they were here, ", info->layout_seconds,
+            " for their layout)");
     prepare_seconds_.Observe(info->seconds);
     sources_lost_.Add(info->num_sources_left);
     const Labels kind = {{"kind", info->was_delta ? "delta" : "snapshot"}};

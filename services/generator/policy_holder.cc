@@ -20,6 +20,7 @@ absl::StatusOr<std::unique_ptr<PolicyHolder>> PolicyHolder::Create(const ModelHo
   absl::MutexLock lock(&holder->mutex_);
   ASSIGN_OR_RETURN(holder->current_.version, ReadInitialVersion(*host));
   ASSIGN_OR_RETURN(holder->current_.weights, BuildWeights(*host, *holder->current_.version));
+  host->files.tensors->LetPagesGo();
   return holder;
 }
 
@@ -126,6 +127,7 @@ absl::StatusOr<PreparedInfo> PolicyHolder::Prepare(int64_t number, const std::st
 absl::StatusOr<PreparedInfo> PolicyHolder::Fetch(Turn* turn) {
   const int64_t start_ns = Clock::Real().NowNs();
   ASSIGN_OR_RETURN(FetchedWeights fetched, fetcher_(turn->request));
+  const int64_t verified_ns = Clock::Real().NowNs();
   Held held{.version = fetched.version};
   const std::shared_ptr<void> borrowed = engine::BorrowThread(*host_->device);
   ASSIGN_OR_RETURN(held.weights, BuildWeights(*host_, *held.version,
@@ -133,10 +135,12 @@ absl::StatusOr<PreparedInfo> PolicyHolder::Fetch(Turn* turn) {
                                                .weights = turn->base_weights.get()}));
   absl::MutexLock lock(&mutex_);
   prepared_ = std::move(held);
+  const int64_t end_ns = Clock::Real().NowNs();
   return PreparedInfo{.bytes_received = fetched.bytes_received,
                       .was_delta = fetched.was_delta,
-                      .seconds = static_cast<double>(Clock::Real().NowNs() - start_ns) * 1e-9,
+                      .seconds = static_cast<double>(end_ns - start_ns) * 1e-9,
                       .transfer_seconds = fetched.transfer_seconds,
+                      .layout_seconds = static_cast<double>(end_ns - verified_ns) * 1e-9,
                       .num_sources_left = fetched.num_sources_left};
 }
 
@@ -161,6 +165,7 @@ void PolicyHolder::Committed(int64_t number, const std::string& hash) {
   if (!prepared_.Is(number, hash)) return;
   current_ = std::move(prepared_);
   prepared_ = Held();
+  host_->files.tensors->LetPagesGo();  // those of version 0
 }
 
 std::pair<int64_t, std::string> PolicyHolder::Current() const {

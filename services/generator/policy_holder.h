@@ -27,6 +27,7 @@ struct PreparedInfo {
   bool was_delta = false;
   double seconds = 0;
   double transfer_seconds = 0;  // of them, until its bytes were here
+  double layout_seconds = 0;    // and for the device's layout, once the bytes were verified
   int num_sources_left = 0;     // that failed on the way
 };
 

@@ -59,16 +59,48 @@ absl::StatusOr<std::shared_ptr<const GrowingTensors>> DeltaEncoder::Get(
   return job.delta;
 }
 
+namespace {
+// Tensors that are encoded in any order, and handed on in their own.
+class Ordered {
+ public:
+  Ordered(size_t num_tensors, GrowingTensors* out) : encoded_(num_tensors), out_(out) {}
+
+  void Add(size_t i, engine::Bytes delta) {
+    absl::MutexLock lock(&mutex_);
+    encoded_[i] = engine::SharedBytes(std::move(delta));
+    for (; next_ < encoded_.size() && encoded_[next_].IsSet(); ++next_) {
+      out_->AddTensor(std::move(encoded_[next_]));
+    }
+  }
+
+ private:
+  absl::Mutex mutex_;
+  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<engine::SharedBytes> encoded_ ABSL_GUARDED_BY(mutex_);
+  GrowingTensors* out_;
+};
+}  // namespace
+
 void DeltaEncoder::Run(Job& job, const Version& base, const Version& next) const {
   const int64_t start_ns = Clock::Real().NowNs();
-  for (size_t i = 0; i < next->tensors.size() && !stopping_; ++i) {
-    job.delta->AddTensor(engine::SharedBytes(engine::EncodeDelta(
-        next->manifest[i].dtype, base->tensors[i].span(), next->tensors[i].span())));
-  }
+  Ordered ordered(next->tensors.size(), job.delta.get());
+  std::atomic<size_t> index{0};
+  const auto work = [&](bool is_first) {
+    while (!stopping_ && (is_first || !is_trainer_busy_)) {
+      const size_t i = index.fetch_add(1);
+      if (i >= next->tensors.size()) return;
+      ordered.Add(i, engine::EncodeDelta(next->manifest[i].dtype, base->tensors[i].span(),
+                                         next->tensors[i].span()));
+    }
+  };
+  std::vector<std::thread> helpers;
+  for (int t = 1; t < num_threads_ && !is_trainer_busy_; ++t) helpers.emplace_back(work, false);
+  work(/*is_first=*/true);
+  for (std::thread& helper : helpers) helper.join();
   if (stopping_) job.delta->Fail(absl::UnavailableError("the trainer ends"));
   LogDebug("delta ", job.base_number, " to ", job.number, ": ", job.delta->bytes_added(),
            " bytes of ", next->NumBytes(), " in ", (Clock::Real().NowNs() - start_ns) / 1000000,
-           " ms");
+           " ms by ", helpers.size() + 1, " threads");
   job.is_over = true;
 }
 }  // namespace stretto::services

@@ -1,6 +1,7 @@
-// Encodes the deltas that generators ask for, beside the training: one thread for each that is
-// asked for, tensor by tensor, so that the first are on their way while the last are encoded. What
-// nobody holds any more costs nothing. Thread-safe.
+// Encodes the deltas that generators ask for, beside the training, tensor by tensor, so that the
+// first are on their way while the last are encoded: each that is asked for in a thread of its own,
+// and in as many as the trainer has while it has nothing else to do. What nobody holds any more
+// costs nothing. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -19,8 +20,9 @@
 namespace stretto::services {
 class DeltaEncoder {
  public:
-  // `store` outlives the encoder.
-  explicit DeltaEncoder(const engine::WeightsStore* store) : store_(store) {}
+  // `store` outlives the encoder. `num_threads`: of a trainer that has nothing else to do.
+  DeltaEncoder(const engine::WeightsStore* store, int num_threads)
+      : store_(store), num_threads_(num_threads) {}
   ~DeltaEncoder();
 
   // The delta, of which tensors are still coming, maybe. FAILED_PRECONDITION: one of the versions
@@ -29,6 +31,9 @@ class DeltaEncoder {
                                                                     const std::string& base_hash,
                                                                     int64_t number,
                                                                     const std::string& hash);
+
+  // Whether the trainer computes: deltas that are asked for meanwhile leave it its processors.
+  void SetTrainerBusy(bool is_busy) { is_trainer_busy_ = is_busy; }
 
  private:
   using Version = std::shared_ptr<const engine::WeightsVersion>;
@@ -43,7 +48,8 @@ class DeltaEncoder {
   void DropOld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const engine::WeightsStore* store_;
-  std::atomic<bool> stopping_{false};
+  const int num_threads_;
+  std::atomic<bool> stopping_{false}, is_trainer_busy_{false};
   absl::Mutex mutex_;
   std::list<Job> jobs_ ABSL_GUARDED_BY(mutex_);
 };

@@ -46,8 +46,14 @@ class TrainerProgram final : public Service {
     ASSIGN_OR_RETURN(host_, OpenModelHost(OptionsOfRun(run, static_cast<int>(threads))));
     ASSIGN_OR_RETURN(const double ceiling, CheckMachine(run, *context.metrics));
     seat_ = std::make_unique<GroupSeat>(context.flags.bind, std::move(carrier));
-    ASSIGN_OR_RETURN(trainer_, PolicyTrainer::Open(run, host_.get(), context.metrics, seat_.get(),
-                                                   Files::Real()));
+    ASSIGN_OR_RETURN(
+        trainer_, PolicyTrainer::Open(run, {.host = host_.get(),
+                                            .metrics = context.metrics,
+                                            .seat = seat_.get(),
+                                            .files = &Files::Real(),
+                                            .on_failed = [stop = context.stop](const auto& status) {
+                                              stop->Request(status);
+                                            }}));
     trainer_->SetMatrixCeiling(ceiling);
     service_ = MakeTrainerService(trainer_.get(), seat_.get(), host_.get(), context.fence);
     weights_ = ProvideStore(&trainer_->store(), [this](const v1::PolicyVersion& base,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "services/common/log.h"
@@ -14,7 +15,9 @@ namespace stretto::services {
 using engine::Parameter;
 
 namespace {
-constexpr int kMaxVersions = 3;  // held for generators: the newest and the bases of its deltas
+// Versions held for generators: the newest and the bases of its deltas, of which there is one where
+// all generators have the last version before the next is made.
+int NumVersionsHeld(const RunConfig& run) { return run.schedule.max_staleness == 0 ? 2 : 3; }
 
 absl::StatusOr<rl::ObjectiveOptions> ObjectiveOptionsOf(const RunConfig& run) {
   const AlgorithmSection& algorithm = run.algorithm;
@@ -88,35 +91,64 @@ void LogMismatch(const Mismatch& mismatch, const StepRequest& request, double ma
 }
 }  // namespace
 
-PolicyTrainer::PolicyTrainer(const RunConfig& run, const ModelHost* host, Metrics* metrics,
-                             GroupSeat* seat, Files& files)
+PolicyTrainer::PolicyTrainer(const RunConfig& run, const Parts& parts)
     : run_(run),
-      host_(host),
-      metrics_(metrics),
-      seat_(seat),
-      files_(files),
-      store_(kMaxVersions),
-      encoder_(&store_) {}
+      host_(parts.host),
+      metrics_(parts.metrics),
+      seat_(parts.seat),
+      files_(*parts.files),
+      store_(NumVersionsHeld(run)),
+      encoder_(&store_, host_->device->num_threads()) {}
+
+PolicyTrainer::~PolicyTrainer() {
+  if (opener_.joinable()) opener_.join();
+}
 
 absl::StatusOr<std::unique_ptr<PolicyTrainer>> PolicyTrainer::Open(const RunConfig& run,
-                                                                   const ModelHost* host,
-                                                                   Metrics* metrics,
-                                                                   GroupSeat* seat, Files& files) {
-  std::unique_ptr<PolicyTrainer> trainer(new PolicyTrainer(run, host, metrics, seat, files));
+                                                                   Parts parts) {
+  std::unique_ptr<PolicyTrainer> trainer(new PolicyTrainer(run, parts));
   if (run.cluster.trainers > 1) return trainer;
+  if (trainer->BeginsWithFiles()) {
+    RETURN_IF_ERROR(trainer->OpenMeanwhile(std::move(parts.on_failed)));
+    return trainer;
+  }
   absl::MutexLock lock(&trainer->engine_mutex_);
   // Alone there is nothing to divide; the bits are those of every layout.
   RETURN_IF_ERROR(trainer->OpenEngine("ddp", 1));
+  RETURN_IF_ERROR(trainer->Publish().status());
   return trainer;
+}
+
+bool PolicyTrainer::BeginsWithFiles() const {
+  return run_.lora.rank == 0 && run_.lora.adapter.empty() && !has_critic() &&
+         !files_.Exists(CheckpointRoot());
+}
+
+absl::Status PolicyTrainer::OpenMeanwhile(std::function<void(const absl::Status&)> on_failed) {
+  ASSIGN_OR_RETURN(auto version, ReadInitialVersion(*host_));
+  LogInfo("policy version ", version->number, " is ", version->hash);
+  {
+    absl::MutexLock lock(&state_mutex_);
+    state_.version = version->number;
+    state_.hash = version->hash;
+  }
+  store_.Put(std::move(version));
+  absl::Notification begun;
+  opener_ = std::thread([this, &begun, on_failed = std::move(on_failed)] {
+    absl::MutexLock lock(&engine_mutex_);
+    begun.Notify();
+    open_status_ = OpenEngine("ddp", 1);
+    host_->files.tensors->LetPagesGo();
+    if (!open_status_.ok() && on_failed) on_failed(open_status_);
+  });
+  begun.WaitForNotification();
+  return absl::OkStatus();
 }
 
 absl::Status PolicyTrainer::OpenEngine(const std::string& layout, int64_t tensor_parallel) {
   RETURN_IF_ERROR(CreateEngine(layout, tensor_parallel));
   OpenWriter();
-  RETURN_IF_ERROR(RestoreOrBegin());
-  ASSIGN_OR_RETURN(const std::string hash, Publish());
-  LogInfo("policy version ", engine_->version(), " is ", hash);
-  return absl::OkStatus();
+  return RestoreOrBegin();
 }
 
 absl::Status PolicyTrainer::CreateEngine(const std::string& layout, int64_t tensor_parallel) {
@@ -139,6 +171,8 @@ absl::Status PolicyTrainer::CreateEngine(const std::string& layout, int64_t tens
 }
 
 absl::StatusOr<std::string> PolicyTrainer::Publish() {
+  store_.MakeRoom();                   // first, so that the new version takes the oldest's memory
+  host_->files.tensors->LetPagesGo();  // of version 0, if a delta was made from it
   ASSIGN_OR_RETURN(const std::shared_ptr<const engine::HostWeights> weights,
                    engine_->GatherWeights());
   engine::Manifest manifest;
@@ -194,10 +228,13 @@ absl::Status PolicyTrainer::AwaitVersion(int64_t version,
 
 absl::StatusOr<StepOutcome> PolicyTrainer::TakeStep(const StepRequest& request) {
   absl::MutexLock lock(&engine_mutex_);
+  RETURN_IF_ERROR(open_status_);
   // A repeat waited for the first call, and finds its result here.
   ASSIGN_OR_RETURN(absl::optional<StepOutcome> taken, Look(request));
   if (taken.has_value()) return *std::move(taken);
+  encoder_.SetTrainerBusy(true);
   absl::StatusOr<StepOutcome> computed = Compute(request);
+  encoder_.SetTrainerBusy(false);
   if (!computed.ok()) {
     absl::Status state = engine_->state_status();
     if (critic_ != nullptr) state.Update(critic_->state_status());
@@ -294,16 +331,18 @@ void PolicyTrainer::AddMetrics(const StepRequest& request, const engine::StepRes
 }
 
 // The share of the machine's matrix throughput (of all ranks' machines, taken to be alike) that a
-// step's products are: six operations for each weight and token that it is multiplied with, four
-// for one that is frozen. Attention is left out. A critic is counted as one that sees the same
-// rows.
+// step's products are: for each weight and token that it is multiplied with two operations forward,
+// and four backward (two for a weight that is frozen) where the token's micro-batch had a gradient.
+// Attention is left out. A critic is counted as one that sees the same rows, all backward.
 double PolicyTrainer::Utilization(const engine::StepResult& result, double seconds) const {
   const engine::ModelConfig& c = engine_->config();
   const auto head = static_cast<double>(c.vocab_size * c.hidden_size);
   const double body = static_cast<double>(engine_->num_parameters()) - head;
-  const double per_weight = engine_->options().lora ? 4 : 6;
-  double flops = per_weight * (body * static_cast<double>(result.num_computed_tokens) +
-                               head * static_cast<double>(result.num_trained_tokens));
+  const double backward = engine_->options().lora ? 2 : 4;
+  double flops = body * (2 * static_cast<double>(result.num_computed_tokens) +
+                         backward * static_cast<double>(result.num_backward_tokens)) +
+                 head * (2 * static_cast<double>(result.num_trained_tokens) +
+                         backward * static_cast<double>(result.num_backward_targets));
   if (critic_ != nullptr) {
     const engine::ModelConfig& of_critic = critic_->config();
     const auto embedding = static_cast<double>(of_critic.vocab_size * of_critic.hidden_size);

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -87,12 +88,19 @@ class PolicyTrainer {
  public:
   // Restores the newest checkpoint under <run dir>/checkpoints that is whole (damaged ones are
   // named in the log and passed over; if all are damaged that is the error), or begins with the
-  // model; in a run of several trainers that is left to JoinGroup. `host`, `metrics` and `seat`
-  // outlive the trainer. Blocks.
-  static absl::StatusOr<std::unique_ptr<PolicyTrainer>> Open(const RunConfig& run,
-                                                             const ModelHost* host,
-                                                             Metrics* metrics, GroupSeat* seat,
-                                                             Files& files);
+  // model; in a run of several trainers that is left to JoinGroup. Blocks; but where the policy
+  // begins as the model's files have it, version 0 is there at once and the engine is made
+  // meanwhile, in a thread of its own: calls that need it wait, and an error is told to
+  // `on_failed`.
+  struct Parts {
+    const ModelHost* host = nullptr;  // all of them outlive the trainer
+    Metrics* metrics = nullptr;
+    GroupSeat* seat = nullptr;
+    Files* files = nullptr;
+    std::function<void(const absl::Status&)> on_failed;
+  };
+  static absl::StatusOr<std::unique_ptr<PolicyTrainer>> Open(const RunConfig& run, Parts parts);
+  ~PolicyTrainer();
   // Multiply-adds (two operations each) a second that this machine's products reach, for the
   // utilization of it that steps are reported with. 0: unknown. Before the first step.
   void SetMatrixCeiling(double flops) { matrix_ceiling_ = flops; }
@@ -128,8 +136,11 @@ class PolicyTrainer {
   DeltaEncoder& delta_encoder() { return encoder_; }
 
  private:
-  PolicyTrainer(const RunConfig& run, const ModelHost* host, Metrics* metrics, GroupSeat* seat,
-                Files& files);
+  PolicyTrainer(const RunConfig& run, const Parts& parts);
+  // Whether the policy begins with the tensors of the model's files.
+  bool BeginsWithFiles() const;
+  // Version 0 from them, and a thread that makes the engine.
+  absl::Status OpenMeanwhile(std::function<void(const absl::Status&)> on_failed);
   // Layout and tensor_parallel of a group, or of a trainer that is alone.
   absl::Status OpenEngine(const std::string& layout, int64_t tensor_parallel)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
@@ -210,6 +221,9 @@ class PolicyTrainer {
   std::unique_ptr<engine::TrainerEngine> engine_ ABSL_GUARDED_BY(engine_mutex_);
   // Trained beside it, at the same version; null: the algorithm has none.
   std::unique_ptr<engine::TrainerEngine> critic_ ABSL_GUARDED_BY(engine_mutex_);
+
+  absl::Status open_status_ ABSL_GUARDED_BY(engine_mutex_);  // why there is no engine
+  std::thread opener_;                                       // holds engine_mutex_
 
   mutable absl::Mutex state_mutex_;
   TrainerState state_ ABSL_GUARDED_BY(state_mutex_);

@@ -41,8 +41,10 @@ absl::StatusOr<TrainerState> PolicyTrainer::JoinGroup(const GroupRequest& reques
     state_.num_ranks = group_->size();
     state_.group_epoch = epoch;
   }
-  if (const absl::Status status = OpenEngine(request.layout, request.tensor_parallel);
-      !status.ok()) {
+  absl::Status status = OpenEngine(request.layout, request.tensor_parallel);
+  if (status.ok()) status = Publish().status();
+  host_->files.tensors->LetPagesGo();
+  if (!status.ok()) {
     // The others are told, in case they wait for this rank.
     group_->Abort(status.message());
     writer_ = nullptr;

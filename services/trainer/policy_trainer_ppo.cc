@@ -37,6 +37,8 @@ void Add(const engine::StepResult& update, engine::StepResult& all) {
   all.num_compared_tokens += update.num_compared_tokens;
   all.num_trained_tokens += update.num_trained_tokens;
   all.num_computed_tokens += update.num_computed_tokens;
+  all.num_backward_tokens += update.num_backward_tokens;
+  all.num_backward_targets += update.num_backward_targets;
   all.num_micro_batches += update.num_micro_batches;
   if (update.skipped && all.skip_reason.empty()) all.skip_reason = update.skip_reason;
   all.forward_seconds += update.forward_seconds;

@@ -385,7 +385,8 @@ TEST_CASE("a delta is encoded when it is asked for, and fetched while it grows")
   engine::WeightsStore store(2);
   store.Put(spread.base);
   store.Put(spread.next);
-  DeltaEncoder encoder(&store);
+  DeltaEncoder encoder(&store, GENERATE(1, 3));
+  encoder.SetTrainerBusy(GENERATE(false, true));
   const auto make = [&](const v1::PolicyVersion& base, const v1::PolicyVersion& version) {
     return encoder.Get(base.number(), base.hash(), version.number(), version.hash());
   };

@@ -142,7 +142,12 @@ class CpuDevice final : public Device, public LendsThreads {
   // --- memory
   // -------------------------------------------------------------------------------------
   absl::StatusOr<Buffer> Allocate(size_t bytes) override {
-    void* p = allocator_.Allocate(bytes);
+    return BufferAt(allocator_.Allocate(bytes), bytes);
+  }
+  absl::StatusOr<Buffer> AllocateZeros(size_t bytes) override {
+    return BufferAt(allocator_.AllocateZeros(bytes), bytes);
+  }
+  absl::StatusOr<Buffer> BufferAt(void* p, size_t bytes) {
     if (p == nullptr) {
       return absl::ResourceExhaustedError(
           absl::StrCat("the machine has no ", bytes, " bytes of memory left"));

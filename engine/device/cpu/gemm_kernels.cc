@@ -424,7 +424,7 @@ constexpr GemmKernels MakeGemmKernels() {
           BlockTileOf<kFma>, PackPanels,          PackTransposed, Interleave,   InterleaveColumns};
 }
 constexpr GemmKernels kGemmTwoRoundings = MakeGemmKernels<false>();
-constexpr GemmKernels kGemmFused = MakeGemmKernels<kHaveFma>();
+[[maybe_unused]] constexpr GemmKernels kGemmFused = MakeGemmKernels<kHaveFma>();
 }  // namespace HWY_NAMESPACE
 }  // namespace stretto::engine::cpu
 HWY_AFTER_NAMESPACE();

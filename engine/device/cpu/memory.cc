@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 
 #include "base/check.h"
@@ -14,6 +15,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kLarge = kHugePage;
 constexpr size_t kFromSlab = size_t{64} << 10;
 constexpr size_t kSlabBytes = 16 * kHugePage;
+constexpr size_t kLargest = std::numeric_limits<size_t>::max() / 2;
 constexpr size_t kMaxFreeBytes = size_t{256} << 20;
 
 // Sizes are rounded so that similar requests find each other's freed blocks.
@@ -22,17 +24,38 @@ size_t RoundedSize(size_t bytes) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-void* SystemAllocate(size_t rounded) {
-  void* p = std::aligned_alloc(rounded >= kLarge ? kHugePage : 64, rounded);
-  if (p != nullptr && rounded >= kLarge) madvise(p, rounded, MADV_HUGEPAGE);
+// A mapping of its own, which begins with a huge page: zeros that cost nothing before they are
+// written.
+void* Map(size_t rounded) {
+  void* mapping = mmap(nullptr, rounded + kHugePage, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<char*>(mapping);
+  const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  if (before > 0) munmap(begin, before);
+  char* p = begin + before;
+  if (before < kHugePage) munmap(p + rounded, kHugePage - before);
+  madvise(p, rounded, MADV_HUGEPAGE);
   return p;
+}
+
+void* SystemAllocate(size_t rounded) {
+  return rounded >= kLarge ? Map(rounded) : std::aligned_alloc(64, rounded);
+}
+
+void SystemFree(void* p, size_t rounded) {
+  if (rounded >= kLarge) {
+    munmap(p, rounded);
+  } else {
+    std::free(p);
+  }
 }
 }  // namespace
 
 BlockAllocator::~BlockAllocator() {
-  for (const auto& [size, p] : free_) std::free(p);
-  for (const auto& [p, slab] : slabs_) std::free(p);
-  for (char* p : spare_slabs_) std::free(p);
+  for (const auto& [size, p] : free_) SystemFree(p, size);
+  for (const auto& [p, slab] : slabs_) SystemFree(p, kSlabBytes);
+  for (char* p : spare_slabs_) SystemFree(p, kSlabBytes);
 }
 
 void BlockAllocator::OpenSlab() {
@@ -49,7 +72,7 @@ void BlockAllocator::OpenSlab() {
 void BlockAllocator::KeepOrFree(char* slab) {
   spare_slabs_.push_back(slab);
   for (; spare_slabs_.size() > slabs_.size(); spare_slabs_.pop_back()) {
-    std::free(spare_slabs_.back());
+    SystemFree(spare_slabs_.back(), kSlabBytes);
   }
 }
 
@@ -94,7 +117,7 @@ size_t BlockAllocator::num_spare_slabs() const {
 }
 
 void* BlockAllocator::Allocate(size_t bytes) {
-  if (bytes > std::numeric_limits<size_t>::max() / 2) return nullptr;
+  if (bytes > kLargest) return nullptr;
   const size_t rounded = RoundedSize(bytes == 0 ? 1 : bytes);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -109,6 +132,14 @@ void* BlockAllocator::Allocate(size_t bytes) {
   return SystemAllocate(rounded);
 }
 
+void* BlockAllocator::AllocateZeros(size_t bytes) {
+  const size_t rounded = RoundedSize(bytes == 0 ? 1 : bytes);
+  if (rounded >= kLarge && bytes <= kLargest) return SystemAllocate(rounded);
+  void* p = Allocate(bytes);
+  if (p != nullptr) std::memset(p, 0, bytes);
+  return p;
+}
+
 void BlockAllocator::Free(void* p, size_t bytes) {
   const size_t rounded = RoundedSize(bytes == 0 ? 1 : bytes);
   {
@@ -120,7 +151,7 @@ void BlockAllocator::Free(void* p, size_t bytes) {
       return;
     }
   }
-  std::free(p);
+  SystemFree(p, rounded);
 }
 
 namespace {
@@ -128,7 +159,7 @@ struct Scratch {
   std::array<void*, 6> data{};
   std::array<size_t, 6> bytes{};
   ~Scratch() {
-    for (void* p : data) std::free(p);
+    for (size_t i = 0; i < data.size(); ++i) SystemFree(data[i], bytes[i]);
   }
 };
 thread_local Scratch scratch;
@@ -137,7 +168,7 @@ thread_local Scratch scratch;
 void* ThreadScratch(ScratchUse use, size_t bytes) {
   const auto i = static_cast<size_t>(use);
   if (scratch.bytes[i] < bytes) {
-    std::free(scratch.data[i]);
+    SystemFree(scratch.data[i], scratch.bytes[i]);
     const size_t rounded = RoundedSize(bytes + bytes / 8);
     scratch.data[i] = SystemAllocate(rounded);
     STRETTO_CHECK_MSG(scratch.data[i] != nullptr, "out of memory for scratch space");

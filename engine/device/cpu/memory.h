@@ -21,6 +21,8 @@ class BlockAllocator {
 
   // nullptr when the system has no memory. Contents undefined.
   void* Allocate(size_t bytes);
+  // Zeros; large blocks are fresh ones that haven't been touched.
+  void* AllocateZeros(size_t bytes);
   void Free(void* p, size_t bytes);
   // Slabs that blocks lie in, each 32 MiB; and those that are kept for the next blocks, at most as
   // many.

@@ -151,7 +151,7 @@ void QuantTile(const Tile& t, WeightFormat format) {
 }
 
 constexpr QuantKernels kQuantTwoRoundings = {QuantTile<false>};
-constexpr QuantKernels kQuantFused = {QuantTile<kHaveFma>};
+[[maybe_unused]] constexpr QuantKernels kQuantFused = {QuantTile<kHaveFma>};
 }  // namespace HWY_NAMESPACE
 }  // namespace stretto::engine::cpu
 HWY_AFTER_NAMESPACE();

@@ -218,7 +218,7 @@ struct RowTable {
                                         AdamW<kFma>};
 };
 constexpr RowKernels kRowTwoRoundings = RowTable<false>::kTable;
-constexpr RowKernels kRowFused = RowTable<kHaveFma>::kTable;
+[[maybe_unused]] constexpr RowKernels kRowFused = RowTable<kHaveFma>::kTable;
 }  // namespace HWY_NAMESPACE
 }  // namespace stretto::engine::cpu
 HWY_AFTER_NAMESPACE();

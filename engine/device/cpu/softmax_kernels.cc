@@ -175,7 +175,7 @@ struct SoftmaxTable {
                                             AttentionBackwardRow};
 };
 constexpr SoftmaxKernels kSoftmaxTwoRoundings = SoftmaxTable<false>::kTable;
-constexpr SoftmaxKernels kSoftmaxFused = SoftmaxTable<kHaveFma>::kTable;
+[[maybe_unused]] constexpr SoftmaxKernels kSoftmaxFused = SoftmaxTable<kHaveFma>::kTable;
 }  // namespace HWY_NAMESPACE
 }  // namespace stretto::engine::cpu
 HWY_AFTER_NAMESPACE();

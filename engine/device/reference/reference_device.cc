@@ -73,12 +73,16 @@ class ReferenceDevice final : public Device {
   int num_threads() const override { return 1; }
 
   absl::StatusOr<Buffer> Allocate(size_t bytes) override {
+    return AllocateFilled(bytes, 0xff);  // NaN as f32 and as bf16
+  }
+  absl::StatusOr<Buffer> AllocateZeros(size_t bytes) override { return AllocateFilled(bytes, 0); }
+  absl::StatusOr<Buffer> AllocateFilled(size_t bytes, int byte) {
     const size_t rounded = std::max<size_t>(64, (bytes + 63) / 64 * 64);
     void* address = std::aligned_alloc(64, rounded);
     if (address == nullptr) {
       return absl::ResourceExhaustedError(absl::StrCat("reference device: no ", bytes, " bytes"));
     }
-    std::memset(address, 0xff, rounded);  // NaN as f32 and as bf16
+    std::memset(address, byte, rounded);
     return Buffer(this, ToHandle(address), bytes);
   }
   void Free(uint64_t handle, size_t) override {

@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <memory>
 
-namespace stretto::engine {
+namespace stretto {
 // Contents undefined. Whoever lets the last copy go gives the memory back.
 std::shared_ptr<uint8_t> TakeBytes(size_t size);
 
 // Bytes that are kept for the next ones.
 size_t NumSpareBytes();
-}  // namespace stretto::engine
+}  // namespace stretto

@@ -1,12 +1,32 @@
-#include "engine/weights/recycled_bytes.h"
+#include "base/recycled_bytes.h"
+
+#include <sys/mman.h>
 
 #include <map>
+#include <new>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 
-namespace stretto::engine {
+namespace stretto {
 namespace {
+constexpr size_t kHugePage = size_t{2} << 20;
+
+uint8_t* Allocate(size_t size) {
+  if (size < kHugePage) return new uint8_t[size];
+  void* p = ::operator new (size, std::align_val_t{kHugePage});
+  madvise(p, size, MADV_HUGEPAGE);  // a hint
+  return static_cast<uint8_t*>(p);
+}
+
+void Release(uint8_t* p, size_t size) {
+  if (size < kHugePage) {
+    delete[] p;
+  } else {
+    ::operator delete (p, std::align_val_t{kHugePage});
+  }
+}
+
 class Recycler {
  public:
   // Lives as long as the process: versions may be let go at its very end.
@@ -26,7 +46,7 @@ class Recycler {
         return p;
       }
     }
-    return new uint8_t[size];
+    return Allocate(size);
   }
 
   void Return(uint8_t* p, size_t size) {
@@ -35,7 +55,7 @@ class Recycler {
       num_used_ -= size;
       // What nobody has taken makes room.
       while (!spare_.empty() && num_spare_ + size > num_used_) {
-        delete[] spare_.begin()->second;
+        Release(spare_.begin()->second, spare_.begin()->first);
         num_spare_ -= spare_.begin()->first;
         spare_.erase(spare_.begin());
       }
@@ -45,7 +65,7 @@ class Recycler {
         return;
       }
     }
-    delete[] p;
+    Release(p, size);
   }
 
   size_t num_spare() {
@@ -65,4 +85,4 @@ std::shared_ptr<uint8_t> TakeBytes(size_t size) {
 }
 
 size_t NumSpareBytes() { return Recycler::Get().num_spare(); }
-}  // namespace stretto::engine
+}  // namespace stretto
