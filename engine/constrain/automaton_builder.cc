@@ -331,7 +331,7 @@ absl::Status AutomatonBuilder::AddBranch(size_t s, const std::vector<int32_t>& t
   }
   branch.guards_end = static_cast<uint32_t>(automaton_.guards_.size());
   branch.to = IdOf(std::move(set));
-  automaton_.branches_.push_back(std::move(branch));
+  automaton_.branches_.push_back(branch);
   return absl::OkStatus();
 }
 

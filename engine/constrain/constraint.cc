@@ -213,7 +213,7 @@ ConstraintCache::Result ConstraintCache::Get(const ConstraintSpec& spec,
     compiling_.insert(key);
   }
   const auto cancelled = [&] { return gone && gone() && !IsAwaited(key); };
-  const Result result = Constraint::Compile(spec, Trie(), {}, cancelled);
+  Result result = Constraint::Compile(spec, Trie(), {}, cancelled);
   absl::MutexLock lock(&mutex_);
   compiling_.erase(key);
   if (!absl::IsCancelled(result.status())) Remember(key, result);

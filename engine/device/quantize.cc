@@ -69,7 +69,7 @@ absl::StatusOr<WeightFormat> ParseWeightFormat(absl::string_view name) {
 }
 
 absl::StatusOr<WeightFormat> ParseKvFormat(absl::string_view name) {
-  const absl::StatusOr<WeightFormat> format = ParseWeightFormat(name);
+  absl::StatusOr<WeightFormat> format = ParseWeightFormat(name);
   if (format.ok() && *format != WeightFormat::kInt4) return format;
   return absl::InvalidArgumentError(
       absl::StrCat("KV dtype '", name, "': expected bf16, int8 or fp8"));

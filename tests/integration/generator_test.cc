@@ -324,6 +324,7 @@ TEST_CASE("a source of weights that answers nothing holds up neither a newer ver
   CHECK(NowMs() - signal_ms < 5000);
   waiting.join();
   far.join();
+  INFO(bogus.error_message());
   CHECK(last.error_code() == grpc::StatusCode::UNAVAILABLE);
   CHECK(bogus.error_code() == grpc::StatusCode::UNAVAILABLE);
   CHECK(bogus.error_message().find("stopping") != std::string::npos);

@@ -160,7 +160,14 @@ TEST_CASE("a run whose folder is removed fails, and says so") {
   const TestRun run(Options());
   Process up = Up(run, "up", {"train.steps=1000"});
   REQUIRE(Eventually([&] { return Count(up.Log(), "\nstep ") >= 2; }, 60000));
-  std::filesystem::remove_all(run.run_dir());
+  // What is being written there comes and goes meanwhile.
+  REQUIRE(Eventually(
+      [&] {
+        std::error_code error;
+        std::filesystem::remove_all(run.run_dir(), error);
+        return !error;
+      },
+      10000));
   CHECK(up.WaitForExit(kTimeoutMs) == 1);
   INFO(up.Log());
   CHECK(up.Log().find("removed or replaced while the run went on") != std::string::npos);
