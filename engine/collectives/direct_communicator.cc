@@ -147,6 +147,16 @@ class DirectCommunicator final : public Communicator {
     return closing_ || !queue_.empty() || !abort_.ok();
   }
 
+  // Memory of an earlier sum.
+  std::vector<float> Spare() {
+    if (spare_.empty()) return {};
+    std::vector<float> spare = std::move(spare_.back());
+    spare_.pop_back();
+    return spare;
+  }
+
+  static constexpr size_t kMostSpare = 2;
+  std::vector<std::vector<float>> spare_;  // the worker's
   const std::unique_ptr<FrameExchange> exchange_;
   const GroupTable group_;
   const int rank_;
@@ -373,6 +383,7 @@ absl::Status DirectCommunicator::ExchangeParts(const CollectiveCall& call,
     raw[f.peer].resize(num_parts);
     for (size_t i = 0; i < num_parts; ++i) {
       if (call.dtype == DType::kF32) {
+        shares[f.peer][i] = Spare();
         shares[f.peer][i].resize(count);
         f.receive.push_back(At(shares[f.peer][i].data(), 0, count, element));
       } else {
@@ -384,22 +395,29 @@ absl::Status DirectCommunicator::ExchangeParts(const CollectiveCall& call,
   RETURN_IF_ERROR(Exchange(call, label, frames));
   TreeSum whole(call.plan.used, call.sum == nullptr ? count : 0);
   TreeSum& sum = call.sum == nullptr ? whole : *call.sum;
-  for (int r = 0; r < size(); ++r) {
+  // This rank's own last: they join what has come without being copied.
+  for (int i = 1; i <= size(); ++i) {
+    const int r = (rank_ + i) % size();
     const std::vector<SumNode>& nodes = call.plan.nodes_of_rank[r];
-    for (size_t i = 0; i < nodes.size(); ++i) {
-      if (r == rank_) {
-        sum.Add(nodes[i],
-                ToF32(At(call.parts[i].data, call.offsets[r], count, element), call.dtype));
-      } else if (call.dtype == DType::kF32) {
-        sum.Add(nodes[i], std::move(shares[r][i]));
+    for (size_t p = 0; p < nodes.size(); ++p) {
+      const bool is_f32 = call.dtype == DType::kF32;
+      if (r != rank_) {
+        sum.Add(nodes[p], is_f32 ? std::move(shares[r][p]) : ToF32(raw[r][p], call.dtype));
+        continue;
+      }
+      const Bytes own = At(call.parts[p].data, call.offsets[r], count, element);
+      if (is_f32) {
+        sum.AddBorrowed(nodes[p], reinterpret_cast<const float*>(own.data()));
       } else {
-        sum.Add(nodes[i], ToF32(raw[r][i], call.dtype));
+        sum.Add(nodes[p], ToF32(own, call.dtype));
       }
     }
   }
   if (call.output == nullptr || !sum.complete()) return absl::OkStatus();
   const int64_t begin = call.kind == CollectiveKind::kAllReduce ? call.offsets[rank_] : 0;
-  FromF32(sum.Take(), call.dtype, At(call.output, begin, count, element));
+  std::vector<float> values = sum.Take();
+  FromF32(values, call.dtype, At(call.output, begin, count, element));
+  if (spare_.size() < kMostSpare) spare_.push_back(std::move(values));
   return absl::OkStatus();
 }
 

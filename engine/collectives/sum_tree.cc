@@ -50,12 +50,7 @@ SumNode TreeSum::Narrowed(SumNode node) const {
   return node;
 }
 
-void TreeSum::Add(SumNode node, std::vector<float> values) {
-  STRETTO_CHECK(node.begin >= 0 && node.end <= Root().end && node.size() > 0);
-  STRETTO_CHECK(static_cast<int64_t>(values.size()) == num_elements_);
-  if (!AnyUsed(node)) return;
-  node = Narrowed(node);
-  // The nodes from the root down to `node` that have two used children: where joins may happen.
+std::vector<SumNode> TreeSum::PathTo(const SumNode& node) const {
   std::vector<SumNode> path;
   for (SumNode at = Narrowed(Root()); at != node;) {
     STRETTO_CHECK(at.size() > 1);
@@ -63,6 +58,39 @@ void TreeSum::Add(SumNode node, std::vector<float> values) {
     const auto [left, right] = ChildrenOf(at);
     at = Narrowed(node.begin < left.end ? left : right);
   }
+  return path;
+}
+
+void TreeSum::AddBorrowed(SumNode node, const float* values) {
+  STRETTO_CHECK(node.begin >= 0 && node.end <= Root().end && node.size() > 0);
+  if (!AnyUsed(node)) return;
+  node = Narrowed(node);
+  const std::vector<SumNode> path = PathTo(node);
+  if (!path.empty()) {
+    const auto children = ChildrenOf(path.back());
+    const bool is_left = node.begin < children.first.end;
+    const SumNode sibling = Narrowed(is_left ? children.second : children.first);
+    const auto it = node_of_.find(sibling.begin);
+    if (it != node_of_.end() && it->second == sibling) {
+      std::vector<float> sum = std::move(waiting_[sibling.begin]);
+      waiting_.erase(sibling.begin);
+      node_of_.erase(it);
+      bytes_ -= sum.size() * sizeof(float);
+      // Either order has the same bits.
+      for (int64_t i = 0; i < num_elements_; ++i) sum[i] += values[i];
+      Add(path.back(), std::move(sum));
+      return;
+    }
+  }
+  Add(node, std::vector<float>(values, values + num_elements_));
+}
+
+void TreeSum::Add(SumNode node, std::vector<float> values) {
+  STRETTO_CHECK(node.begin >= 0 && node.end <= Root().end && node.size() > 0);
+  STRETTO_CHECK(static_cast<int64_t>(values.size()) == num_elements_);
+  if (!AnyUsed(node)) return;
+  node = Narrowed(node);
+  const std::vector<SumNode> path = PathTo(node);
   STRETTO_CHECK(node_of_.emplace(node.begin, node).second);
   bytes_ += values.size() * sizeof(float);
   bytes_max_ = std::max(bytes_max_, bytes_);

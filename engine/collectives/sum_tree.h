@@ -33,6 +33,9 @@ class TreeSum {
   // The sum over the used leaves of `node`; has num_elements values. A node without used leaves is
   // ignored; giving a leaf twice is a bug (STRETTO_CHECK).
   void Add(SumNode node, std::vector<float> values);
+  // The same of values that stay the caller's; they are copied only where their sibling isn't
+  // there.
+  void AddBorrowed(SumNode node, const float* values);
   // Whether every used leaf is in.
   bool complete() const;
   // The whole sum: zeros when no leaf is used. Only when complete(), once: its memory goes along.
@@ -46,6 +49,8 @@ class TreeSum {
   bool AnyUsed(const SumNode& node) const;
   // The smallest node with the same used leaves.
   SumNode Narrowed(SumNode node) const;
+  // Nodes from the root down to a narrowed one that have two used children: where joins may happen.
+  std::vector<SumNode> PathTo(const SumNode& node) const;
   SumNode Root() const { return {0, static_cast<int64_t>(used_.size())}; }
 
   std::vector<bool> used_;
