@@ -14,6 +14,8 @@ namespace stretto::services {
 namespace {
 constexpr int64_t kTickMs = 50;
 constexpr int64_t kAskSeconds = 10;
+// The status is for people and their tools, who don't see more of it.
+constexpr int64_t kStatusNs = 20'000'000;
 // Turns come every tick. What lies between two beyond this is time in which nobody was listened to;
 // from the longer one on it is told of.
 constexpr int64_t kMaxGapNs = 250'000'000, kLongGapNs = 1'000'000'000;
@@ -218,7 +220,8 @@ void Coordinator::Turn(const std::deque<std::function<void()>>& events) {
   sync_journal_ = false;
   TellLosses();
   for (auto& reply : std::exchange(replies_, {})) reply();
-  PublishStatus();
+  // Turns come by the hundred in a second.
+  if (ended_ns_ >= 0 || NowNs() - status_ns_ >= kStatusNs) PublishStatus();
   if (ended_ns_ < 0) return;
   // Members hear of the end with their next heartbeat, watchers when they ask.
   const auto& members = core_->members();
@@ -425,6 +428,7 @@ double Coordinator::SessionSeconds() const {
 }
 
 void Coordinator::PublishStatus() {
+  status_ns_ = NowNs();
   v1::RunStatus status;
   status.set_run_id(journal_->run_id());
   status.set_run_dir(config_.run.dir);

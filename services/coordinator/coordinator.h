@@ -180,6 +180,7 @@ class Coordinator {
   uint64_t num_events_ = 0;
   std::map<std::string, std::string> notices_;  // by member
   int64_t place_checked_ns_ = 0;                // of the journal
+  int64_t status_ns_ = 0;                       // of its last publication
   std::string profile_;                         // of the first member; in exact runs of all
   std::map<std::string, uint64_t> peak_rss_;
   std::map<std::string, v1::PolicyVersion> reported_versions_;

@@ -103,7 +103,7 @@ void Core::ExpireLeases(int64_t now_ns) {
     DropWorkOf(name, "is silent", now_ns);
     Emit(RecordMember{name, member.pool, member.address, member.epoch, member.state});
     Emit(CountFault{"silent_member", name});
-    Note(absl::StrCat(name, " has been silent for longer than its lease"));
+    Emit(RecordEvent{absl::StrCat(name, " has been silent for longer than its lease")});
   }
 }
 
