@@ -12,7 +12,7 @@ the first version to the last, without start-up and evaluation, as the journal h
 On two processors a step of either kind costs the same arithmetic; what asynchrony can gain is the time in which the
 strictly on-policy run leaves a processor idle: while few sequences are decoded, on one thread, and while weights are on their way.
 
-  bench/asynchrony/asynchrony.py [--seeds N] [--steps N] [--staleness N] [--set KEY=VALUE …]
+  bench/asynchrony/asynchrony.py [--seeds N] [--steps N] [--prompts N] [--staleness N] [--set KEY=VALUE …]
 
 Writes build/bench/async.json; the runs stay in build/bench/async.
 """
@@ -71,7 +71,7 @@ def teach(steps):
     return model
 
 
-def write_run_file(model, steps):
+def write_run_file(model, steps, prompts):
     path = os.path.join(FOLDER, "run.yaml")
     with open(path, "w") as out:
         out.write(f"""run: {{name: async}}
@@ -80,7 +80,7 @@ data: {{train: {ROOT}/examples/arithmetic/tiny-train.jsonl, eval: {ROOT}/example
 rollout: {{group_size: 8, max_tokens: {MOST}}}
 rewards: [{{type: integer, take: last}}]
 algorithm: {{name: grpo, kl_coef: 0.3, loss_denominator: constant}}
-train: {{steps: {steps}, prompts_per_step: 2, lr: 1.0e-4, warmup_steps: 20, gradient_dtype: bf16,
+train: {{steps: {steps}, prompts_per_step: {prompts}, lr: 1.0e-4, warmup_steps: 20, gradient_dtype: bf16,
         checkpoint_every: 0}}
 schedule: {{weight_update: keep}}
 # The tiny model decodes faster on one thread than on two.
@@ -123,13 +123,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--prompts", type=int, default=2, help="of a step, of 8 completions each")
     parser.add_argument("--sft-steps", type=int, default=400, help="of teaching the model")
     parser.add_argument("--staleness", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], help="for both")
     parser.add_argument("--set-async", action="append", default=[], help="for the asynchronous runs")
     args = parser.parse_args()
     os.makedirs(FOLDER, exist_ok=True)
-    run_file = write_run_file(teach(args.sft_steps), args.steps)
+    run_file = write_run_file(teach(args.sft_steps), args.steps, args.prompts)
     modes = {"sync": args.set + ["schedule.max_staleness=0"],
              "async": args.set + [f"schedule.max_staleness={args.staleness}"] + args.set_async}
     results = {name: [] for name in modes}
@@ -138,7 +139,7 @@ def main():
             results[name].append(one_run(run_file, name, seed, settings))
     report = Report("async")
     lengths = sorted(length for result in results["sync"] for length in result["lengths"])
-    print(f"{args.steps} steps, staleness {args.staleness}, {args.seeds} seeds")
+    print(f"{args.steps} steps of {args.prompts} x 8 completions, staleness {args.staleness}, {args.seeds} seeds")
     report.add("length of completions: median", statistics.median(lengths), "tokens")
     report.add("length of completions: mean", statistics.mean(lengths), "tokens")
     report.add("length of completions: 99 % are shorter", lengths[int(0.99 * len(lengths))], "tokens")
