@@ -17,16 +17,16 @@ using nlohmann::json;
 struct FamilyDefaults {
   Architecture architecture;
   const char* model_type;
-  const char* class_name;
-  int64_t num_kv_heads;  // 0: as many as heads
-  int64_t head_dim;      // 0: hidden_size / num_heads
+  const char* class_prefix;  // of "…ForCausalLM", and "…ForSequenceClassification"
+  int64_t num_kv_heads;      // 0: as many as heads
+  int64_t head_dim;          // 0: hidden_size / num_heads
   int64_t max_position_embeddings;
 };
 constexpr FamilyDefaults kFamilies[] = {
-    {Architecture::kLlama, "llama", "LlamaForCausalLM", 0, 0, 2048},
-    {Architecture::kMistral, "mistral", "MistralForCausalLM", 8, 0, 4096 * 32},
-    {Architecture::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 32768},
-    {Architecture::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 32768},
+    {Architecture::kLlama, "llama", "Llama", 0, 0, 2048},
+    {Architecture::kMistral, "mistral", "Mistral", 8, 0, 4096 * 32},
+    {Architecture::kQwen2, "qwen2", "Qwen2", 32, 0, 32768},
+    {Architecture::kQwen3, "qwen3", "Qwen3", 32, 128, 32768},
 };
 constexpr int64_t kDefaultWindow = 4096;
 
@@ -40,12 +40,28 @@ const FamilyDefaults* FindFamily(JsonFields& fields) {
     fields.FailUnsupported("model_type", "llama, mistral, qwen2 or qwen3");
     return nullptr;
   }
-  const json* classes = fields.Find("architectures");
-  if (classes != nullptr &&
-      (!classes->is_array() || classes->size() != 1 || (*classes)[0] != family->class_name)) {
-    fields.FailUnsupported("architectures", absl::StrCat("[\"", family->class_name, "\"]"));
-  }
   return family;
+}
+
+// Which head the model has, by its class.
+void ReadClass(JsonFields& fields, const FamilyDefaults& family, ModelConfig& c) {
+  const json* classes = fields.Find("architectures");
+  if (classes == nullptr) return;
+  const std::string writes = absl::StrCat(family.class_prefix, "ForCausalLM");
+  const std::string judges = absl::StrCat(family.class_prefix, "ForSequenceClassification");
+  if (!classes->is_array() || classes->size() != 1 ||
+      ((*classes)[0] != writes && (*classes)[0] != judges)) {
+    return fields.FailUnsupported(
+        "architectures",
+        absl::StrCat("[\"", writes, "\"], or of a reward model [\"", judges, "\"]"));
+  }
+  c.value_head = (*classes)[0] == judges;
+  if (!c.value_head) return;
+  c.tie_word_embeddings = false;  // there is no head to tie
+  const json* labels = fields.Find("id2label");
+  if (labels == nullptr || !labels->is_object() || labels->size() != 1) {
+    fields.FailUnsupported("id2label", "one label, as a reward model has (num_labels=1)");
+  }
 }
 
 void ReadSizes(JsonFields& fields, const FamilyDefaults& family, ModelConfig& c) {
@@ -263,6 +279,7 @@ absl::StatusOr<ModelConfig> ParseHfConfig(const std::string& path, absl::string_
   ReadSizes(fields, *family, config);
   RETURN_IF_ERROR(fields.status());
   ReadFlags(fields, config);
+  ReadClass(fields, *family, config);
   ReadWindow(fields, config);
   ReadTorchDType(fields, config);
   ReadTokenIds(fields, config);

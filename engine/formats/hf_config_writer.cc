@@ -9,16 +9,16 @@ namespace stretto::engine {
 namespace {
 using Json = nlohmann::ordered_json;
 
-const char* ClassName(Architecture architecture) {
+const char* ClassPrefix(Architecture architecture) {
   switch (architecture) {
     case Architecture::kLlama:
-      return "LlamaForCausalLM";
+      return "Llama";
     case Architecture::kMistral:
-      return "MistralForCausalLM";
+      return "Mistral";
     case Architecture::kQwen2:
-      return "Qwen2ForCausalLM";
+      return "Qwen2";
     case Architecture::kQwen3:
-      return "Qwen3ForCausalLM";
+      return "Qwen3";
   }
   return "";
 }
@@ -94,7 +94,9 @@ void AddTokenIds(const ModelConfig& c, Json& out) {
 
 std::string ToHfConfigJson(const ModelConfig& c, DType type) {
   Json out;
-  out["architectures"] = {ClassName(c.architecture)};
+  out["architectures"] = {absl::StrCat(ClassPrefix(c.architecture),
+                                       c.value_head ? "ForSequenceClassification" : "ForCausalLM")};
+  if (c.value_head) out["id2label"] = {{"0", "LABEL_0"}};
   out["model_type"] = std::string(Name(c.architecture));
   out["vocab_size"] = c.vocab_size;
   out["hidden_size"] = c.hidden_size;

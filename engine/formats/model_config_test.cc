@@ -147,12 +147,30 @@ TEST_CASE("token ids: one or many, and generation_config rules") {
   Refused(With(Base("llama"), {{"bos_token_id", "x"}}), "bos_token_id");
 }
 
+TEST_CASE("a reward model has one value for a head, there and back") {
+  const ModelConfig c =
+      Good(With(Base("qwen2"), {{"architectures", {"Qwen2ForSequenceClassification"}},
+                                {"id2label", {{"0", "LABEL_0"}}},
+                                {"tie_word_embeddings", true}}));
+  REQUIRE(c.value_head);
+  REQUIRE(!c.tie_word_embeddings);
+  REQUIRE(ExpectedTensors(c).back().name == "score.weight");
+  const auto again = ParseHfConfig("config.json", ToHfConfigJson(c, DType::kF32));
+  REQUIRE_OK(again);
+  REQUIRE(again->value_head);
+  REQUIRE(!Good(With(Base("qwen2"), {{"architectures", {"Qwen2ForCausalLM"}}})).value_head);
+}
+
 TEST_CASE("each wrong field is named") {
   const json base = Base("llama");
   REQUIRE(!ParseHfConfig("config.json", "{").ok());
   Refused(json::array(), "expected a JSON object");
   Refused(With(base, {{"model_type", "gpt2"}}), "model_type is \"gpt2\"");
-  Refused(With(base, {{"architectures", {"LlamaForSequenceClassification"}}}), "architectures");
+  Refused(With(base, {{"architectures", {"LlamaForTokenClassification"}}}), "architectures");
+  Refused(With(base, {{"architectures", {"LlamaForSequenceClassification"}}}), "id2label");
+  Refused(With(base, {{"architectures", {"LlamaForSequenceClassification"}},
+                      {"id2label", {{"0", "no"}, {"1", "yes"}}}}),
+          "id2label");
   for (const char* field : {"model_type", "vocab_size", "hidden_size", "intermediate_size",
                             "num_hidden_layers", "num_attention_heads"}) {
     json without = base;

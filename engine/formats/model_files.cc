@@ -135,7 +135,7 @@ bool IsFinite(float value) {
 }
 }  // namespace
 
-absl::StatusOr<ModelFiles> OpenModel(const std::string& path) {
+absl::StatusOr<ModelFiles> OpenModelOfAnyHead(const std::string& path) {
   std::error_code ec;
   const bool is_folder = std::filesystem::is_directory(path, ec);
   if (!is_folder && !std::filesystem::exists(path, ec)) {
@@ -145,6 +145,16 @@ absl::StatusOr<ModelFiles> OpenModel(const std::string& path) {
   auto model = is_folder ? OpenFolder(path) : OpenGguf(path);
   if (!model.ok()) return BlameFile(model.status());
   return model;
+}
+
+absl::StatusOr<ModelFiles> OpenModel(const std::string& path) {
+  absl::StatusOr<ModelFiles> model = OpenModelOfAnyHead(path);
+  if (!model.ok() || !model->config.value_head) return model;
+  return absl::InvalidArgumentError(absl::StrCat(
+      path,
+      ": a reward model (architectures: …ForSequenceClassification), which gives a score "
+      "instead of tokens: expected a model that writes (…ForCausalLM). A critic may begin "
+      "with it: ppo.critic_model"));
 }
 
 absl::Status CheckShapes(const ModelConfig& config, const TensorSource& source) {

@@ -21,8 +21,10 @@ struct ModelFiles {
 };
 
 // Reads and checks the headers; weights stay on disk, mapped. Does not check tensors against the
-// config: see CheckShapes.
+// config: see CheckShapes. A model that writes: one with a value head is an error.
 absl::StatusOr<ModelFiles> OpenModel(const std::string& path);
+// The same, of a model with whichever head.
+absl::StatusOr<ModelFiles> OpenModelOfAnyHead(const std::string& path);
 
 // Every expected tensor is there, readable, with the shape that the config says, and nothing is
 // there that the model would silently ignore, except what is known to be harmless

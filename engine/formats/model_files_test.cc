@@ -169,6 +169,32 @@ TEST_CASE("an exported folder holds the same model and the tokenizer's files") {
   }
 }
 
+TEST_CASE("a reward model is opened where one is asked for, and nowhere else") {
+  auto model = OpenModel(kModels + "qwen3");
+  REQUIRE_OK(model);
+  testing::TempDir folder;
+  ExportOptions options;
+  options.path = folder.File("judge");
+  options.type = DType::kF32;
+  options.config = WithValueHead(model->config);
+  const auto read = ReadFrom(*model);
+  REQUIRE_OK(
+      ExportHf(Files::Real(), options,
+               [&](const TensorSpec& tensor, int64_t begin, int64_t end, DType type, void* dst) {
+                 if (tensor.name != "score.weight") return read(tensor, begin, end, type, dst);
+                 std::fill_n(static_cast<float*>(dst), options.config.hidden_size, 0.5f);
+                 return absl::OkStatus();
+               }));
+  const absl::Status refused = OpenModel(options.path).status();
+  CHECK(absl::IsInvalidArgument(refused));
+  CHECK(Contains(refused, "a reward model"));
+  CHECK(Contains(refused, "ppo.critic_model"));
+  const auto judge = OpenModelOfAnyHead(options.path);
+  REQUIRE_OK(judge);
+  CHECK(judge->config.value_head);
+  REQUIRE_OK(CheckShapes(judge->config, *judge->tensors));
+}
+
 TEST_CASE("an export that fails leaves the old folder or none, and no rubbish") {
   auto model = OpenModel(kModels + "qwen3");
   REQUIRE_OK(model);

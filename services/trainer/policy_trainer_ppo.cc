@@ -55,7 +55,7 @@ double Mean(double sum, int64_t count) {
 absl::Status PolicyTrainer::CreateCritic(engine::TrainerOptions options) {
   engine::ModelConfig config = host_->files.config;
   if (!run_.ppo.critic_model.empty()) {
-    ASSIGN_OR_RETURN(const engine::ModelFiles files, engine::OpenModel(run_.ppo.critic_model));
+    ASSIGN_OR_RETURN(const engine::ModelFiles files, engine::OpenModelOfAnyHead(run_.ppo.critic_model));
     if (files.config.vocab_size != config.vocab_size) {
       return absl::InvalidArgumentError(
           absl::StrCat("ppo.critic_model: ", run_.ppo.critic_model, " has a vocabulary of ",
@@ -77,7 +77,7 @@ absl::Status PolicyTrainer::CreateCritic(engine::TrainerOptions options) {
 absl::Status PolicyTrainer::LoadCritic() {
   std::shared_ptr<const engine::TensorSource> start = host_->files.tensors;
   if (!run_.ppo.critic_model.empty()) {
-    ASSIGN_OR_RETURN(engine::ModelFiles files, engine::OpenModel(run_.ppo.critic_model));
+    ASSIGN_OR_RETURN(engine::ModelFiles files, engine::OpenModelOfAnyHead(run_.ppo.critic_model));
     start = std::move(files.tensors);
   }
   return critic_->LoadModel(*engine::CriticTensors(start, critic_->config().hidden_size));
