@@ -53,12 +53,13 @@ class GridEncoder {
 
   void Add(const Chunk& base, const Chunk& next) {
     const Lines lines = base.lines();
-    GatherRanks(groups_, lines, next.elements(), chunk_, ranks_, signs_, rest_.data());
+    GatherRanks(groups_, lines, next.elements(), chunk_, ranks_, signs_, others_in_.data());
     for (int g = 0; g < groups_.num_sparse; ++g) {
       gaps_[g].Write(ranks_.of[g].data(), ranks_.num[g], chunk_.sizes[g]);
     }
     for (size_t line = 0; line < lines.count; ++line) {
-      const auto [dense, other] = rest_[line];
+      const uint64_t dense = chunk_.masks[line * ChunkGroups::kSlots + kDenseGroup];
+      const uint64_t other = others_in_[line];
       if ((dense | other) == 0) continue;
       const size_t begin = line * kLine;
       Dense(base.elements() + begin, next.elements() + begin, dense);
@@ -116,7 +117,7 @@ class GridEncoder {
   Bytes others_;
   ChunkGroups chunk_;
   ChangedRanks ranks_;
-  std::array<LineRest, kChunkLines> rest_;
+  std::array<uint64_t, kChunkLines> others_in_;  // of lines
 };
 
 // The parts of a delta, and bytes after them that may be read.

@@ -257,9 +257,9 @@ TEST_CASE("lines agree with one element after another, on every instruction set"
       const size_t end = size - random.Below(kLine);
       Lines lines{base.data(), num_lines};
       if (end < size) lines.last_line = (uint64_t{1} << end % kLine) - 1;
-      std::array<LineRest, kChunkLines> rest;
+      std::array<uint64_t, kChunkLines> others;
       BitWriter writer;
-      GatherRanks(groups, lines, next.data(), *chunk, *ranks, writer, rest.data());
+      GatherRanks(groups, lines, next.data(), *chunk, *ranks, writer, others.data());
       ClassCounts counts, expected;
       CountClasses(groups.first_exponent, base.data(), next.data(), num_lines, counts);
 
@@ -274,9 +274,10 @@ TEST_CASE("lines agree with one element after another, on every instruction set"
         expected.changed[c] += by != 0;
         expected.by_one[c] += by_one;
         const bool dense = groups.bits[c] == 1 << kDenseGroup, none = groups.bits[c] == 0;
-        const LineRest& line = rest[i / kLine];
-        REQUIRE((line.dense >> i % kLine & 1) == (dense && there));
-        REQUIRE((line.other >> i % kLine & 1) == (!dense && by != 0 && (none || !by_one) && there));
+        const uint64_t dense_mask = chunk->masks[i / kLine * ChunkGroups::kSlots + kDenseGroup];
+        REQUIRE((dense_mask >> i % kLine & 1) == (dense && there));
+        REQUIRE((others[i / kLine] >> i % kLine & 1) ==
+                (!dense && by != 0 && (none || !by_one) && there));
         if (dense || none || !there) continue;
         const auto g = static_cast<size_t>(__builtin_ctz(groups.bits[c]));
         if (by_one) {

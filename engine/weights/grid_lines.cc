@@ -28,7 +28,7 @@ struct GroupMasks {
   uint64_t dense;
 };
 struct Changes {
-  uint64_t up, down, changed;  // by 1, by −1 (modulo 2^16), by anything but 0
+  uint64_t by_one, any;  // by 1 or −1 modulo 2^16; by anything but 0
 };
 
 #if HWY_TARGET == HWY_SCALAR
@@ -55,9 +55,8 @@ Changes Compare(const uint16_t* base, const uint16_t* next) {
   Changes c = {};
   for (size_t i = 0; i < kLine; ++i) {
     const auto by = static_cast<uint16_t>(next[i] - base[i]);
-    c.up |= uint64_t{by == 1} << i;
-    c.down |= uint64_t{by == 0xffff} << i;
-    c.changed |= uint64_t{by != 0} << i;
+    c.by_one |= uint64_t{by == 1 || by == 0xffff} << i;
+    c.any |= uint64_t{by != 0} << i;
   }
   return c;
 }
@@ -139,15 +138,16 @@ HWY_INLINE Changes Compare(const uint16_t* base, const uint16_t* next) {
   const hn::Vec<DB> by{
       _mm512_maskz_permutexvar_epi64(0xff, order, _mm512_packs_epi16(a.raw, b.raw))};
   const DB db;
-  return {BitsOf(db, hn::Eq(by, hn::Set(db, uint8_t{1}))),
-          BitsOf(db, hn::Eq(by, hn::Set(db, uint8_t{0xff}))), BitsOf(db, hn::Ne(by, hn::Zero(db)))};
+  const hn::RebindToSigned<DB> signed_bytes;
+  const auto size = hn::BitCast(db, hn::Abs(hn::BitCast(signed_bytes, by)));
+  return {BitsOf(db, hn::Eq(size, hn::Set(db, uint8_t{1}))), BitsOf(db, hn::Ne(by, hn::Zero(db)))};
 #else
   Changes c = {};
   for (size_t i = 0; i < kLine; i += kWords) {
     const auto by = hn::Sub(hn::LoadU(d, next + i), hn::LoadU(d, base + i));
-    c.up |= BitsOf(d, hn::Eq(by, hn::Set(d, uint16_t{1}))) << i;
-    c.down |= BitsOf(d, hn::Eq(by, hn::Set(d, uint16_t{0xffff}))) << i;
-    c.changed |= BitsOf(d, hn::Ne(by, hn::Zero(d))) << i;
+    const auto size = hn::Abs(hn::BitCast(hn::RebindToSigned<DW>(), by));
+    c.by_one |= BitsOf(d, hn::Eq(hn::BitCast(d, size), hn::Set(d, uint16_t{1}))) << i;
+    c.any |= BitsOf(d, hn::Ne(by, hn::Zero(d))) << i;
   }
   return c;
 #endif
@@ -206,7 +206,7 @@ HWY_INLINE uint32_t Count(uint64_t bits) {
   return static_cast<uint32_t>(__builtin_popcountll(bits));
 }
 // Below the lowest one, of which there is one.
-HWY_INLINE int CountZeros(uint64_t bits) { return __builtin_ctzll(bits); }
+HWY_INLINE size_t CountZeros(uint64_t bits) { return static_cast<size_t>(__builtin_ctzll(bits)); }
 
 // A line of a chunk ahead; where there is none, fetching does no harm.
 HWY_INLINE void Fetch(const uint16_t* line) {
@@ -241,78 +241,82 @@ HWY_INLINE void EndGroups(size_t num_lines, const uint32_t* at, ChunkGroups& chu
   }
 }
 
-// A chunk's changes by one.
+// A chunk's changes by one, in sparse groups: of `num` lines that have some.
 struct OneSteps {
-  alignas(64) uint64_t told[kChunkLines];
-  uint64_t up[kChunkLines];
+  uint64_t masks[kChunkLines];  // of the num first
+  uint8_t lines[kChunkLines];
+  size_t num;
 };
 
 template <int kSparse>
 void CompareLinesOf(const ClassGroups& groups, const Lines& base, const uint16_t* next,
-                    ChunkGroups& chunk, OneSteps& steps, LineRest* rest) {
+                    ChunkGroups& chunk, OneSteps& steps, uint64_t* others) {
   const LineReader reader(groups);
   uint32_t at[kSparse + 1] = {};
-  for (size_t line = 0; line < base.count; ++line) {
+  size_t num = 0;
+  const auto compare = [&](size_t line, uint64_t there) HWY_ATTR __attribute__((always_inline)) {
     const uint16_t* const elements = base.elements + line * kLine;
     const auto masks = reader.template Masks<kSparse>(elements);
     const Changes c = Compare(elements, next + line * kLine);
     Fetch(elements);
     Fetch(next + line * kLine);
-    const uint64_t there = line + 1 == base.count ? base.last_line : ~uint64_t{0};
-    const uint64_t told = PutGroups(masks, there, line, at, chunk) & (c.up | c.down);
-    steps.told[line] = told;
-    steps.up[line] = c.up;
-    rest[line].dense = masks.dense & there;
-    rest[line].other = c.changed & there & ~told & ~masks.dense;
-  }
+    const uint64_t told = PutGroups(masks, there, line, at, chunk) & c.by_one;
+    others[line] = c.any & there & ~told & ~masks.dense;
+    steps.masks[num] = told;
+    steps.lines[num] = static_cast<uint8_t>(line);
+    num += told != 0 ? 1 : 0;
+  };
+  for (size_t line = 0; line + 1 < base.count; ++line) compare(line, ~uint64_t{0});
+  compare(base.count - 1, base.last_line);
+  steps.num = num;
   EndGroups<kSparse>(base.count, at, chunk);
 }
 
 void CompareLines(const ClassGroups& groups, const Lines& base, const uint16_t* next,
-                  ChunkGroups& chunk, OneSteps& steps, LineRest* rest) {
+                  ChunkGroups& chunk, OneSteps& steps, uint64_t* others) {
   switch (groups.num_sparse) {
     case 0:
-      return CompareLinesOf<0>(groups, base, next, chunk, steps, rest);
+      return CompareLinesOf<0>(groups, base, next, chunk, steps, others);
     case 1:
-      return CompareLinesOf<1>(groups, base, next, chunk, steps, rest);
+      return CompareLinesOf<1>(groups, base, next, chunk, steps, others);
     case 2:
-      return CompareLinesOf<2>(groups, base, next, chunk, steps, rest);
+      return CompareLinesOf<2>(groups, base, next, chunk, steps, others);
     case 3:
-      return CompareLinesOf<3>(groups, base, next, chunk, steps, rest);
+      return CompareLinesOf<3>(groups, base, next, chunk, steps, others);
     case 4:
-      return CompareLinesOf<4>(groups, base, next, chunk, steps, rest);
+      return CompareLinesOf<4>(groups, base, next, chunk, steps, others);
     case 5:
-      return CompareLinesOf<5>(groups, base, next, chunk, steps, rest);
+      return CompareLinesOf<5>(groups, base, next, chunk, steps, others);
     default:
-      return CompareLinesOf<6>(groups, base, next, chunk, steps, rest);
+      return CompareLinesOf<6>(groups, base, next, chunk, steps, others);
   }
 }
 
-// The places of the ones; `places` has room for four more.
-size_t Places(const uint64_t* words, size_t num_words, uint16_t* places) {
+// The places of the changes; `places` has room for three more.
+size_t Places(const OneSteps& steps, uint16_t* places) {
   size_t count = 0;
-  for (size_t w = 0; w < num_words; ++w) {
-    uint64_t word = words[w];
-    const uint32_t in_word = Count(word);
+  for (size_t i = 0; i < steps.num; ++i) {
+    uint64_t mask = steps.masks[i];
+    const auto line = static_cast<size_t>(steps.lines[i]) * kLine;
     uint16_t* put = places + count;
-    count += in_word;
+    count += Count(mask);
     // Mostly there are few: so many are written whether they are there or not.
-    for (int i = 0; i < 4; ++i, word &= word - 1) {
-      put[i] = static_cast<uint16_t>(w * 64 + static_cast<size_t>(CountZeros(word | 1ull << 63)));
+    STRETTO_UNROLL for (int k = 0; k < 3; ++k, mask &= mask - 1) {
+      *put++ = static_cast<uint16_t>(line + CountZeros(mask | uint64_t{1} << 63));
     }
-    for (put += 4; HWY_UNLIKELY(word != 0); word &= word - 1) {
-      *put++ = static_cast<uint16_t>(w * 64 + static_cast<size_t>(CountZeros(word)));
+    for (; HWY_UNLIKELY(mask != 0); mask &= mask - 1) {
+      *put++ = static_cast<uint16_t>(line + CountZeros(mask));
     }
   }
   return count;
 }
 
 void GatherRanks(const ClassGroups& groups, const Lines& base, const uint16_t* next,
-                 ChunkGroups& chunk, ChangedRanks& ranks, BitWriter& signs, LineRest* rest) {
+                 ChunkGroups& chunk, ChangedRanks& ranks, BitWriter& signs, uint64_t* others) {
   OneSteps steps;
-  CompareLines(groups, base, next, chunk, steps, rest);
-  uint16_t places[kChunk + 4];
-  const size_t num = Places(steps.told, base.count, places);
+  CompareLines(groups, base, next, chunk, steps, others);
+  uint16_t places[kChunk + 3];
+  const size_t num = Places(steps, places);
   ranks.num = {};
   BitCursor cursor = signs.Begin(num);
   uint64_t up = 0;
@@ -322,7 +326,7 @@ void GatherRanks(const ClassGroups& groups, const Lines& base, const uint16_t* n
     const uint64_t before =
         chunk.masks[line * ChunkGroups::kSlots + g] & ((uint64_t{1} << bit) - 1);
     ranks.of[g][ranks.num[g]++] = static_cast<uint16_t>(chunk.begins[g][line] + Count(before));
-    up |= (steps.up[line] >> bit & 1) << i % 32;
+    up |= uint64_t{static_cast<uint16_t>(next[place] - base.elements[place]) == 1} << i % 32;
     if (HWY_LIKELY(i % 32 != 31)) continue;
     cursor.Put(up, 32);
     up = 0;
@@ -335,12 +339,13 @@ template <int kSparse>
 void GroupLinesOf(const ClassGroups& groups, const Lines& base, ChunkGroups& chunk) {
   const LineReader reader(groups);
   uint32_t at[kSparse + 1] = {};
-  for (size_t line = 0; line < base.count; ++line) {
+  const auto group = [&](size_t line, uint64_t there) HWY_ATTR __attribute__((always_inline)) {
     const uint16_t* const elements = base.elements + line * kLine;
     Fetch(elements);
-    const uint64_t there = line + 1 == base.count ? base.last_line : ~uint64_t{0};
     PutGroups(reader.template Masks<kSparse>(elements), there, line, at, chunk);
-  }
+  };
+  for (size_t line = 0; line + 1 < base.count; ++line) group(line, ~uint64_t{0});
+  group(base.count - 1, base.last_line);
   EndGroups<kSparse>(base.count, at, chunk);
 }
 
@@ -388,8 +393,8 @@ void CountClasses(uint8_t first_exponent, const uint16_t* base, const uint16_t* 
       STRETTO_UNROLL for (int c = 0; c < kHalf; ++c) {
         const uint64_t mask = masks.of[c];
         counts.all[kHalf * half + c] += Count(mask);
-        counts.changed[kHalf * half + c] += Count(mask & changes.changed);
-        counts.by_one[kHalf * half + c] += Count(mask & (changes.up | changes.down));
+        counts.changed[kHalf * half + c] += Count(mask & changes.any);
+        counts.by_one[kHalf * half + c] += Count(mask & changes.by_one);
       }
     }
   }
@@ -513,8 +518,8 @@ void CountClasses(uint8_t first_exponent, const uint16_t* base, const uint16_t* 
   HWY_DYNAMIC_DISPATCH(CountClasses)(first_exponent, base, next, num_lines, counts);
 }
 void GatherRanks(const ClassGroups& groups, const Lines& base, const uint16_t* next,
-                 ChunkGroups& chunk, ChangedRanks& ranks, BitWriter& signs, LineRest* rest) {
-  HWY_DYNAMIC_DISPATCH(GatherRanks)(groups, base, next, chunk, ranks, signs, rest);
+                 ChunkGroups& chunk, ChangedRanks& ranks, BitWriter& signs, uint64_t* others) {
+  HWY_DYNAMIC_DISPATCH(GatherRanks)(groups, base, next, chunk, ranks, signs, others);
 }
 void GroupLines(const ClassGroups& groups, const Lines& base, ChunkGroups& chunk) {
   HWY_DYNAMIC_DISPATCH(GroupLines)(groups, base, chunk);

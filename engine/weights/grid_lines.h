@@ -46,17 +46,12 @@ struct ClassCounts {
 void CountClasses(uint8_t first_exponent, const uint16_t* base, const uint16_t* next,
                   size_t num_lines, ClassCounts& counts);
 
-// A chunk's elements, or fewer at the end of a tensor, in whole lines of which the last has
-// elements only where `last_line` has ones. What follows the chunk is fetched meanwhile.
+// A chunk's elements, or fewer at the end of a tensor, in one or more whole lines of which the last
+// has elements only where `last_line` has ones. What follows the chunk is fetched meanwhile.
 struct Lines {
   const uint16_t* elements;
   size_t count;
   uint64_t last_line = ~uint64_t{0};
-};
-
-// Elements of a line that are not told by rank.
-struct LineRest {
-  uint64_t dense, other;  // of the dense group; others that changed
 };
 
 // Where a chunk's groups are.
@@ -74,10 +69,10 @@ struct ChangedRanks {
   std::array<std::array<uint16_t, kChunk>, kMaxSparseGroups> of;
   std::array<uint32_t, kMaxSparseGroups> num;
 };
-// Also sets the chunk's groups, and appends the changes' directions, in order of the elements, to
-// `signs`.
+// Also sets the chunk's groups; appends the changes' directions, in order of the elements, to
+// `signs`; and tells the changed elements of each line that are neither told so nor dense.
 void GatherRanks(const ClassGroups& groups, const Lines& base, const uint16_t* next,
-                 ChunkGroups& chunk, ChangedRanks& ranks, BitWriter& signs, LineRest* rest);
+                 ChunkGroups& chunk, ChangedRanks& ranks, BitWriter& signs, uint64_t* others);
 
 // The other way: first the groups; then which elements change is added up (GapReader::Read); then
 // they are stepped to `out`. `signs` begin at `sign_at`, which moves on.
