@@ -165,9 +165,13 @@ Bytes DenseEncoder::Finish() const {
   };
   for (const Element& e : elements_) of(e).Count(e.from, e.to);
   for (Context& context : contexts) context.Choose();
+  std::vector<uint16_t> symbols;
+  symbols.reserve(elements_.size());
   for (const Element& e : elements_) {
     Context& context = of(e);
-    ++context.counts[static_cast<size_t>(context.symbols.Of(e.from, e.to))];
+    const int symbol = context.symbols.Of(e.from, e.to);
+    ++context.counts[static_cast<size_t>(symbol)];
+    symbols.push_back(static_cast<uint16_t>(symbol));
   }
   Bytes out = {static_cast<uint8_t>(contexts.size())};
   for (Context& context : contexts) {
@@ -181,13 +185,14 @@ Bytes DenseEncoder::Finish() const {
     PutLevels(levels, out);
     context.frequencies = FrequenciesOf(levels);
   }
-  SymbolEncoder encoder;
+  SymbolEncoder encoder(elements_.size());
   BitWriter rest;
   BitCursor cursor = rest.Begin(elements_.size() * 16);
-  for (const Element& e : elements_) {
+  for (size_t i = 0; i < elements_.size(); ++i) {
+    const Element& e = elements_[i];
     const Context& context = of(e);
-    const int symbol = context.symbols.Of(e.from, e.to);
-    encoder.Add(context.frequencies, static_cast<size_t>(symbol));
+    const int symbol = symbols[i];
+    encoder.Add(context.frequencies, symbols[i]);
     const int bits = context.symbols.RestBits(symbol);
     cursor.Put(e.to & ((1u << bits) - 1), bits);
   }

@@ -57,10 +57,10 @@ class GridEncoder {
     for (int g = 0; g < groups_.num_sparse; ++g) {
       gaps_[g].Write(ranks_.of[g].data(), ranks_.num[g], chunk_.sizes[g]);
     }
-    for (size_t line = 0; line < lines.count; ++line) {
+    for (size_t k = 0; k < chunk_.num_rest_lines; ++k) {
+      const size_t line = chunk_.rest_lines[k];
       const uint64_t dense = chunk_.masks[line * ChunkGroups::kSlots + kDenseGroup];
       const uint64_t other = others_in_[line];
-      if ((dense | other) == 0) continue;
       const size_t begin = line * kLine;
       Dense(base.elements() + begin, next.elements() + begin, dense);
       Others(base.elements() + begin, next.elements() + begin, other, begin_ + begin);
@@ -205,9 +205,9 @@ class GridDecoder {
     }
     StepLines(lines, changed_, signs_.data(), sign_at_, next_.data());
     if (sign_at_ > signs_.size() * 8) return Corrupt("its signs are cut off");
-    for (size_t line = 0; line < lines.count; ++line) {
+    for (size_t k = 0; k < chunk_.num_rest_lines; ++k) {
+      const size_t line = chunk_.rest_lines[k];
       const uint64_t dense = chunk_.masks[line * ChunkGroups::kSlots + kDenseGroup];
-      if (dense == 0) continue;
       Dense(base.elements() + line * kLine, dense, next_.data() + line * kLine);
       if (dense_.IsCutOff()) return Corrupt("its elements are cut off");
     }

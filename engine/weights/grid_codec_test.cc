@@ -178,7 +178,7 @@ TEST_CASE("symbols come back, in about the bits of their entropy") {
       symbols.insert(symbols.end(), counts[s], s);
     }
     for (size_t i = symbols.size(); i > 1; --i) std::swap(symbols[i - 1], symbols[random.Below(i)]);
-    SymbolEncoder encoder;
+    SymbolEncoder encoder(symbols.size());
     for (const size_t s : symbols) encoder.Add(of, s);
     Bytes coded = encoder.Finish();
     const size_t size = coded.size();

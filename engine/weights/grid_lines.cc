@@ -244,7 +244,7 @@ HWY_INLINE void EndGroups(size_t num_lines, const uint32_t* at, ChunkGroups& chu
 // A chunk's changes by one, in sparse groups: of `num` lines that have some.
 struct OneSteps {
   uint64_t masks[kChunkLines];  // of the num first
-  uint8_t lines[kChunkLines];
+  uint16_t lines[kChunkLines];  // not bytes, which could be anything to a compiler
   size_t num;
 };
 
@@ -253,7 +253,7 @@ void CompareLinesOf(const ClassGroups& groups, const Lines& base, const uint16_t
                     ChunkGroups& chunk, OneSteps& steps, uint64_t* others) {
   const LineReader reader(groups);
   uint32_t at[kSparse + 1] = {};
-  size_t num = 0;
+  size_t num = 0, num_rest = 0;
   const auto compare = [&](size_t line, uint64_t there) HWY_ATTR __attribute__((always_inline)) {
     const uint16_t* const elements = base.elements + line * kLine;
     const auto masks = reader.template Masks<kSparse>(elements);
@@ -261,14 +261,18 @@ void CompareLinesOf(const ClassGroups& groups, const Lines& base, const uint16_t
     Fetch(elements);
     Fetch(next + line * kLine);
     const uint64_t told = PutGroups(masks, there, line, at, chunk) & c.by_one;
-    others[line] = c.any & there & ~told & ~masks.dense;
+    const uint64_t other = c.any & there & ~told & ~masks.dense;
+    others[line] = other;
+    chunk.rest_lines[num_rest] = static_cast<uint16_t>(line);
+    num_rest += (other | (masks.dense & there)) != 0 ? 1 : 0;
     steps.masks[num] = told;
-    steps.lines[num] = static_cast<uint8_t>(line);
+    steps.lines[num] = static_cast<uint16_t>(line);
     num += told != 0 ? 1 : 0;
   };
   for (size_t line = 0; line + 1 < base.count; ++line) compare(line, ~uint64_t{0});
   compare(base.count - 1, base.last_line);
   steps.num = num;
+  chunk.num_rest_lines = num_rest;
   EndGroups<kSparse>(base.count, at, chunk);
 }
 
@@ -339,13 +343,18 @@ template <int kSparse>
 void GroupLinesOf(const ClassGroups& groups, const Lines& base, ChunkGroups& chunk) {
   const LineReader reader(groups);
   uint32_t at[kSparse + 1] = {};
+  size_t num_rest = 0;
   const auto group = [&](size_t line, uint64_t there) HWY_ATTR __attribute__((always_inline)) {
     const uint16_t* const elements = base.elements + line * kLine;
     Fetch(elements);
-    PutGroups(reader.template Masks<kSparse>(elements), there, line, at, chunk);
+    const auto masks = reader.template Masks<kSparse>(elements);
+    PutGroups(masks, there, line, at, chunk);
+    chunk.rest_lines[num_rest] = static_cast<uint16_t>(line);
+    num_rest += (masks.dense & there) != 0 ? 1 : 0;
   };
   for (size_t line = 0; line + 1 < base.count; ++line) group(line, ~uint64_t{0});
   group(base.count - 1, base.last_line);
+  chunk.num_rest_lines = num_rest;
   EndGroups<kSparse>(base.count, at, chunk);
 }
 

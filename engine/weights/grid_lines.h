@@ -62,6 +62,9 @@ struct ChunkGroups {
   // Ranks before each line, counted from the chunk's first.
   alignas(64) std::array<std::array<uint16_t, kChunkLines>, kMaxSparseGroups> begins;
   std::array<uint32_t, kMaxSparseGroups> sizes;
+  // Lines that have dense elements, or, after GatherRanks, others that are not told by rank.
+  std::array<uint16_t, kChunkLines> rest_lines;
+  size_t num_rest_lines;
 };
 
 // Ranks of the sparse elements that changed by 1 or −1, counted from the chunk's first, in order.

@@ -8,6 +8,14 @@ namespace stretto::engine {
 namespace {
 constexpr size_t kRunLines = 8, kMaxRuns = 64;
 
+// So that the next run is there when the one before has been counted.
+void FetchRun(const uint16_t* begin) {
+  const char* const bytes = reinterpret_cast<const char*>(begin);
+  for (size_t at = 0; at < kRunLines * kLine * sizeof(uint16_t); at += 64) {
+    __builtin_prefetch(bytes + at);
+  }
+}
+
 // The largest exponent of which there are more than a few is that of the last class.
 uint8_t FirstExponent(absl::Span<const uint16_t> elements) {
   constexpr size_t kRun = 16, kRuns = 64;
@@ -76,6 +84,10 @@ GridSample SampleChanges(absl::Span<const uint16_t> base, absl::Span<const uint1
   const size_t num_lines = base.size() / kLine;
   const size_t stride = std::max(kRunLines, num_lines / kMaxRuns);
   for (size_t line = 0; line < num_lines; line += stride) {
+    if (line + stride + kRunLines <= num_lines) {
+      FetchRun(base.data() + (line + stride) * kLine);
+      FetchRun(next.data() + (line + stride) * kLine);
+    }
     CountClasses(sample.first_exponent, base.data() + line * kLine, next.data() + line * kLine,
                  std::min(kRunLines, num_lines - line), sample.counts);
   }

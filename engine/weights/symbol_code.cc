@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "base/check.h"
+
 namespace stretto::engine {
 namespace {
 constexpr uint8_t kZeros = 0, kManyZeros = 13;
@@ -120,10 +122,11 @@ Frequencies FrequenciesOf(absl::Span<const uint8_t> levels) {
 }
 
 Bytes SymbolEncoder::Finish() const {
+  STRETTO_CHECK(num_ == size_);
   uint32_t state = SymbolDecoder::kLow;
   std::vector<uint16_t> words;
-  words.reserve(symbols_.size() + 2);
-  for (size_t i = symbols_.size(); i-- > 0;) {
+  words.reserve(size_ + 2);
+  for (size_t i = size_; i-- > 0;) {
     const Symbol& s = symbols_[i];
     if (state >= uint64_t{s.size} << (32 - s.bits)) {
       words.push_back(static_cast<uint16_t>(state));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -34,10 +35,13 @@ Frequencies FrequenciesOf(absl::Span<const uint8_t> levels);
 
 class SymbolEncoder {
  public:
+  explicit SymbolEncoder(size_t num_symbols)
+      : size_(num_symbols), symbols_(new Symbol[num_symbols]) {}
+  // As often as was said.
   void Add(const Frequencies& of, size_t symbol) {
     const uint32_t begin = of.begins[symbol];
-    symbols_.push_back({begin, static_cast<uint16_t>(of.begins[symbol + 1] - begin),
-                        static_cast<uint16_t>(of.bits)});
+    symbols_[num_++] = {begin, static_cast<uint16_t>(of.begins[symbol + 1] - begin),
+                        static_cast<uint16_t>(of.bits)};
   }
   Bytes Finish() const;
 
@@ -46,7 +50,9 @@ class SymbolEncoder {
     uint32_t begin;
     uint16_t size, bits;
   };
-  std::vector<Symbol> symbols_;
+  const size_t size_;
+  size_t num_ = 0;
+  std::unique_ptr<Symbol[]> symbols_;
 };
 
 class SymbolDecoder {
