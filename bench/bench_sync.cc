@@ -1,7 +1,9 @@
 // Measures weight deltas on consecutive optimizer steps of a real run:
 //   bench_sync CHECKPOINTS   a run's folder of checkpoints, one for each step
 // Every pair of neighbours is coded, applied and compared; bytes stand beside the empirical entropy
-// and two simple codes, seconds beside a plain copy of the weights, one thread, in turns.
+// and two simple codes, seconds beside a plain copy of the weights, one thread, in turns; and
+// beside what no encoder and no receiver can do without: both versions are read, the new one is
+// hashed.
 #include <zstd.h>
 
 #include <array>
@@ -116,7 +118,7 @@ size_t ListsZstd(const Weights& before, const Weights& after) {
 }
 
 struct Seconds {
-  std::vector<double> encode, apply, copy;
+  std::vector<double> encode, apply, copy, read, hash;
 };
 double Median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
@@ -125,7 +127,7 @@ double Median(std::vector<double> v) {
 
 // Codes, applies and copies all tensors, in turns; the last deltas stay in `deltas`.
 Seconds Time(const Weights& before, const Weights& after, Weights& deltas) {
-  constexpr int kRounds = 5;
+  constexpr int kRounds = 7;
   Seconds seconds;
   Weights copies = before, out = before;
   for (int round = 0; round <= kRounds; ++round) {  // the first warms up
@@ -146,7 +148,13 @@ Seconds Time(const Weights& before, const Weights& after, Weights& deltas) {
       std::memcpy(copies[t].data(), before[t].data(), before[t].size());
     }
     const double copied = SecondsNow();
+    STRETTO_CHECK(copies == before);
+    const double read = SecondsNow();
+    for (const Bytes& tensor : out) STRETTO_CHECK(!engine::TensorHash(tensor).empty());
+    const double hashed = SecondsNow();
     if (round == 0) continue;
+    seconds.read.push_back(read - copied);
+    seconds.hash.push_back(hashed - read);
     seconds.encode.push_back(encoded - start);
     seconds.apply.push_back(applied - encoded);
     seconds.copy.push_back(copied - compared);
@@ -182,6 +190,8 @@ void Run(const std::string& folder) {
     report.Add(name + "encoding", dense * 1e-9 / encode, "GB/s", 2);
     report.Add(name + "applying", dense * 1e-9 / apply, "GB/s", 2);
     report.Add(name + "copying", dense * 1e-9 / copy, "GB/s");
+    report.Add(name + "reading both versions", dense * 1e-9 / Median(seconds.read), "GB/s");
+    report.Add(name + "hashing", dense * 1e-9 / Median(seconds.hash), "GB/s");
     report.Add(name + "encoding: times the seconds of a copy", encode / copy, "x", 2, true);
     report.Add(name + "applying: times the seconds of a copy", apply / copy, "x", 2, true);
     before = std::move(after);
