@@ -182,19 +182,22 @@ TEST_CASE("trainers leave generators their threads where both compute at the sam
   RunConfig run;
   run.schedule.max_staleness = 0;
   run.cluster.generator_threads = 2;
-  CHECK(ThreadsOfTrainer(run, 8) == 0);  // all of them: generators wait meanwhile
+  CHECK(ThreadsOfTrainer(run, 8) == 0);
+  CHECK(ThreadsBesideGenerators(run, 8) == 0);  // they wait meanwhile
   run.schedule.max_staleness = 1;
-  CHECK(ThreadsOfTrainer(run, 8) == 6);
+  CHECK(ThreadsOfTrainer(run, 8) == 0);
+  CHECK(ThreadsBesideGenerators(run, 8) == 6);
   run.cluster.generators = 2;
   run.cluster.trainers = 2;
-  CHECK(ThreadsOfTrainer(run, 8) == 2);
-  CHECK(ThreadsOfTrainer(run, 2) == 1);  // fewer than generators take
-  run.cluster.generator_threads = 0;     // nothing is said about who gets what
   CHECK(ThreadsOfTrainer(run, 8) == 4);
-  run.cluster.trainers = 1;
-  CHECK(ThreadsOfTrainer(run, 8) == 0);
+  CHECK(ThreadsBesideGenerators(run, 8) == 2);
+  CHECK(ThreadsBesideGenerators(run, 2) == 1);  // fewer than generators take
+  run.cluster.generator_threads = 0;            // nothing is said about who gets what
+  CHECK(ThreadsBesideGenerators(run, 8) == 0);
+  run.cluster.generator_threads = 2;
   run.cluster.trainer_threads = 3;
   CHECK(ThreadsOfTrainer(run, 8) == 3);
+  CHECK(ThreadsBesideGenerators(run, 8) == 0);
 }
 
 TEST_CASE("a process that is given processors runs on them alone") {

@@ -71,10 +71,16 @@ std::vector<std::vector<int>> ProcessorsOfGenerators(const std::vector<MemoryNod
 
 int64_t ThreadsOfTrainer(const RunConfig& run, int64_t num_processors) {
   const ClusterSection& cluster = run.cluster;
-  if (cluster.trainer_threads > 0) return cluster.trainer_threads;
-  const bool overlap = run.schedule.max_staleness > 0;
-  const int64_t of_generators = overlap ? cluster.generators * cluster.generator_threads : 0;
-  if (cluster.trainers == 1 && of_generators == 0) return 0;
+  if (cluster.trainer_threads > 0 || cluster.trainers == 1) return cluster.trainer_threads;
+  return std::max<int64_t>(1, num_processors / cluster.trainers);
+}
+
+int64_t ThreadsBesideGenerators(const RunConfig& run, int64_t num_processors) {
+  const ClusterSection& cluster = run.cluster;
+  const int64_t of_generators = cluster.generators * cluster.generator_threads;
+  if (run.schedule.max_staleness == 0 || of_generators == 0 || cluster.trainer_threads > 0) {
+    return 0;
+  }
   return std::max<int64_t>(1, (num_processors - of_generators) / cluster.trainers);
 }
 

@@ -31,10 +31,12 @@ struct ProcessSpec {
 std::vector<std::vector<int>> ProcessorsOfGenerators(const std::vector<MemoryNode>& nodes,
                                                      int64_t num_generators, int64_t threads);
 
-// Compute threads of each trainer where the run file gives it none. Trainers compute at the same
-// time, each on its share of the processors; where generators have threads of their own and compute
-// meanwhile (max_staleness), on its share of what those leave. 0: all that the machine grants.
+// Compute threads of each trainer where the run file gives it none: trainers compute at the same
+// time, each on its share of the processors. 0: all that the machine grants.
 int64_t ThreadsOfTrainer(const RunConfig& run, int64_t num_processors);
+// While generators that have threads of their own compute meanwhile (max_staleness): its share of
+// what those leave. 0: all of its threads.
+int64_t ThreadsBesideGenerators(const RunConfig& run, int64_t num_processors);
 
 class Supervisor {
  public:

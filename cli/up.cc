@@ -190,11 +190,15 @@ class UpCommand {
     RETURN_IF_ERROR(files.RemoveAll(member_file));
     RETURN_IF_ERROR(supervisor_.Start(Spec(kCoordinator, kCoordinator, 0, 0)));
     int64_t port = 1;
-    const int64_t trainer_threads =
-        ThreadsOfTrainer(config_, static_cast<int64_t>(AllowedProcessors().size()));
+    const auto num_processors = static_cast<int64_t>(AllowedProcessors().size());
     for (int64_t i = 0; i < config_.cluster.trainers; ++i) {
-      RETURN_IF_ERROR(
-          supervisor_.Start(Spec("trainer", absl::StrCat("trainer-", i), port++, trainer_threads)));
+      ProcessSpec spec = Spec("trainer", absl::StrCat("trainer-", i), port++,
+                              ThreadsOfTrainer(config_, num_processors));
+      if (const int64_t beside = ThreadsBesideGenerators(config_, num_processors); beside > 0) {
+        spec.command.insert(spec.command.end(),
+                            {"--threads-beside-generators", absl::StrCat(beside)});
+      }
+      RETURN_IF_ERROR(supervisor_.Start(std::move(spec)));
     }
     for (int64_t i = 0; i < config_.cluster.scorers; ++i) {
       RETURN_IF_ERROR(supervisor_.Start(

@@ -287,7 +287,7 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(cluster, trainer_threads, Between(0, 1024),
           "Of each trainer. 0: what the machine grants, shared among the trainers that `stretto "
           "up` "
-          "starts; where generators compute meanwhile (`schedule.max_staleness` above 0), less "
+          "starts; while generators compute as well (`schedule.max_staleness` above 0), less "
           "their `generator_threads`."),
       KEY(cluster, bind, Any(), "Address that services listen on."),
       KEY(cluster, base_port, Between(0, 65535),

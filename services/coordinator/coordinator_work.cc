@@ -323,6 +323,7 @@ void Coordinator::Do(const TakeStep& command) {
     header.set_skip_above_norm(threshold);
   }
   header.set_num_groups(static_cast<uint32_t>((*groups)->size()));
+  header.set_generators_wait(!core_->IsGenerating());
   calls_->TrainStep(TargetOf(command), std::move(header), *std::move(groups),
                     [this, command](const absl::StatusOr<v1::TrainStepResponse>& answer) {
                       StepTaken(command, answer);

@@ -190,6 +190,7 @@ class Core {
   int64_t num_without_signal() const { return num_without_signal_; }  // replaced
   // Complete groups that wait for their batch.
   int64_t num_buffered() const;
+  bool IsGenerating() const;
   // Rollouts of the step, or of the evaluation, that is being put together.
   struct Round {
     int64_t num_wanted = 0, num_generated = 0, num_scored = 0;

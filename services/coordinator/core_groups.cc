@@ -351,6 +351,12 @@ Core::Round Core::round() const {
   return round;
 }
 
+bool Core::IsGenerating() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) {
+    return entry.second.state == GroupState::kGenerating;
+  });
+}
+
 int64_t Core::num_buffered() const {
   return std::count_if(groups_.begin(), groups_.end(), [](const auto& entry) {
     return entry.second.kind == GroupKind::kTrain && entry.second.state == GroupState::kScored;

@@ -1,6 +1,10 @@
 // stretto-trainer: takes optimizer steps for a run and serves the policy's versions.
 #include <memory>
 
+#include "CLI/App.hpp"
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "base/flag_checks.h"
 #include "base/status.h"
 #ifdef STRETTO_HAS_NCCL
 #include "engine/collectives/nccl/nccl_exchange.h"
@@ -37,6 +41,13 @@ class TrainerProgram final : public Service {
     return "Learns from a run's rollouts and serves the new weights.";
   }
 
+  void AddFlags(CLI::App& app) override {
+    app.add_option("--threads-beside-generators", threads_beside_generators_,
+                   "compute threads while generators of the same machine compute; 0: --threads")
+        ->capture_default_str()
+        ->check(IntegerIn(0, 1024));
+  }
+
   absl::Status Start(const ServiceContext& context) override {
     if (!context.run.has_value()) return absl::InvalidArgumentError("--run FILE is needed");
     const RunConfig& run = *context.run;
@@ -55,6 +66,7 @@ class TrainerProgram final : public Service {
                                               stop->Request(status);
                                             }}));
     trainer_->SetMatrixCeiling(ceiling);
+    trainer_->SetThreadsBesideGenerators(threads_beside_generators_);
     service_ = MakeTrainerService(trainer_.get(), seat_.get(), host_.get(), context.fence);
     weights_ = ProvideStore(&trainer_->store(), [this](const v1::PolicyVersion& base,
                                                        const v1::PolicyVersion& version) {
@@ -113,6 +125,7 @@ class TrainerProgram final : public Service {
     return result->flops;
   }
 
+  int threads_beside_generators_ = 0;
   std::unique_ptr<ModelHost> host_;
   std::unique_ptr<GroupSeat> seat_;
   std::unique_ptr<PolicyTrainer> trainer_;

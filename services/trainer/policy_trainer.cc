@@ -8,6 +8,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "engine/device/background.h"
 #include "services/common/log.h"
 #include "services/common/member_client.h"
 
@@ -233,6 +234,7 @@ absl::StatusOr<StepOutcome> PolicyTrainer::TakeStep(const StepRequest& request) 
   ASSIGN_OR_RETURN(absl::optional<StepOutcome> taken, Look(request));
   if (taken.has_value()) return *std::move(taken);
   encoder_.SetTrainerBusy(true);
+  const std::vector<std::shared_ptr<void>> left = LeaveThreads(request);
   absl::StatusOr<StepOutcome> computed = Compute(request);
   encoder_.SetTrainerBusy(false);
   if (!computed.ok()) {
@@ -269,6 +271,15 @@ absl::StatusOr<PolicyTrainer::Computed> PolicyTrainer::Update(const StepRequest&
   computed.mismatch = step_objective.first_mismatch();
   computed.rank_grad_norm = step_objective.grad_norm();
   return computed;
+}
+
+std::vector<std::shared_ptr<void>> PolicyTrainer::LeaveThreads(const StepRequest& request) const {
+  std::vector<std::shared_ptr<void>> left;
+  if (threads_beside_generators_ == 0 || request.generators_wait) return left;
+  for (int i = threads_beside_generators_; i < host_->device->num_threads(); ++i) {
+    left.push_back(engine::BorrowThread(*host_->device));
+  }
+  return left;
 }
 
 absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {

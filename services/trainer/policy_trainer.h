@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -34,10 +35,11 @@
 
 namespace stretto::services {
 struct StepRequest {
-  int64_t step = 0;          // produces version `step`
-  int64_t base_version = 0;  // step − 1
-  std::string base_hash;     // empty: not checked; it may be under way still
-  uint64_t group_epoch = 0;  // 0: a trainer that is alone
+  int64_t step = 0;              // produces version `step`
+  int64_t base_version = 0;      // step − 1
+  std::string base_hash;         // empty: not checked; it may be under way still
+  uint64_t group_epoch = 0;      // 0: a trainer that is alone
+  bool generators_wait = false;  // nothing is being generated meanwhile
   absl::optional<double> kl_coef;
   // A gradient with a larger norm changes nothing.
   double skip_above_norm = std::numeric_limits<double>::infinity();
@@ -104,6 +106,9 @@ class PolicyTrainer {
   // Multiply-adds (two operations each) a second that this machine's products reach, for the
   // utilization of it that steps are reported with. 0: unknown. Before the first step.
   void SetMatrixCeiling(double flops) { matrix_ceiling_ = flops; }
+  // The device's threads that compute while generators of the same machine do; 0: all. Before the
+  // first step.
+  void SetThreadsBesideGenerators(int num_threads) { threads_beside_generators_ = num_threads; }
 
   // Joins a group for which the seat has been prepared, once the step under way has ended: what was
   // done in an earlier group is given up, and the newest checkpoint restored, the same on all
@@ -164,6 +169,8 @@ class PolicyTrainer {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   // Makes the engine's weights the newest version of the store; its hash.
   absl::StatusOr<std::string> Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
+  // While it lives, the step leaves generators that share the machine their processors.
+  std::vector<std::shared_ptr<void>> LeaveThreads(const StepRequest& request) const;
   absl::StatusOr<StepOutcome> Compute(const StepRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);
   // What a step's updates, one or many, came to.
@@ -212,6 +219,7 @@ class PolicyTrainer {
   GroupSeat* seat_;
   Files& files_;
   double matrix_ceiling_ = 0;
+  int threads_beside_generators_ = 0;
   engine::WeightsStore store_;
   DeltaEncoder encoder_;
 

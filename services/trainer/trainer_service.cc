@@ -183,6 +183,7 @@ class TrainerServiceImpl final : public v1::Trainer::Service {
     request.base_version = header.base_version().number();
     request.base_hash = header.base_version().hash();
     request.group_epoch = header.group_epoch();
+    request.generators_wait = header.generators_wait();
     if (header.has_kl_coef()) request.kl_coef = header.kl_coef();
     if (header.has_skip_above_norm()) request.skip_above_norm = header.skip_above_norm();
     const bool is_ahead =
