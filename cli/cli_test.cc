@@ -117,11 +117,51 @@ absl::Status PollUntil(Supervisor& supervisor, std::vector<std::string>* notes, 
   return absl::OkStatus();
 }
 
+TEST_CASE("every step is told of, however short, from the file of metrics") {
+  testing::TempDir dir;
+  const std::string path = dir.File("metrics.jsonl");
+  HandClock clock;
+  std::FILE* out = std::tmpfile();
+  Progress progress(/*is_terminal=*/false, clock, out);
+  progress.Follow(path);
+  const auto told = [&] {
+    std::string text(static_cast<size_t>(std::ftell(out)), '\0');
+    std::rewind(out);
+    CHECK(std::fread(text.data(), 1, text.size(), out) == text.size());
+    return text;
+  };
+  const auto write = [&](const std::string& text) {
+    REQUIRE_OK(Files::Real().WriteAtomically(path, text));
+  };
+  v1::RunStatus status;
+  status.set_state(v1::RUN_STATE_RUNNING);
+  status.set_num_steps(9);
+  status.set_first_step(2);
+  status.set_eval_last(-1);
+  status.set_step(5);
+  const std::string first = "{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"reward_mean\":0.25}\n";
+  write(first + "{\"eval\":0.5,\"step\":3}\n{\"step\":4,\"skip_reason\":\"x\"}\n{\"step\":5,\"rew");
+  progress.Show(status);
+  const std::string lines =
+      "Resuming after step 2\nstep 3/9  reward 0.250  version 3\nheld-out accuracy 50.0 % after "
+      "step 3\nstep 4/9  SKIPPED  version 4\n";
+  CHECK(told() == lines);
+  progress.Show(status);  // the fifth isn't there yet
+  CHECK(told() == lines);
+  // Written anew, by a coordinator that was started again, and gone on with until the end.
+  write(first + "{\"step\":4}\n{\"step\":5}\n{\"step\":6}\n");
+  progress.End();
+  CHECK(told() == lines + "step 5/9  version 5\nstep 6/9  version 6\n");
+  std::fclose(out);
+}
+
 TEST_CASE("a killed process is started again, an ended one is not") {
   testing::TempDir dir;
   Supervisor supervisor(Clock::Real());
   REQUIRE_OK(supervisor.Start({"sleeper", {"/bin/sleep", "60"}, dir.File("sleeper.log")}));
-  REQUIRE_OK(supervisor.Start({"quick", {"/bin/true"}, dir.File("quick.log")}));
+  REQUIRE_OK(supervisor.Start({"quick", {"/bin/true"}, dir.File("quick.log"), {}, true}));
+  REQUIRE_OK(supervisor.Start(
+      {"leaver", {"/bin/sh", "-c", "echo here >> " + dir.File("here")}, dir.File("leaver.log")}));
   std::vector<std::string> notes;
   supervisor.Signal("sleeper", SIGKILL);
   REQUIRE_OK(PollUntil(supervisor, &notes, 1));
@@ -135,6 +175,11 @@ TEST_CASE("a killed process is started again, an ended one is not") {
   CHECK_FALSE(supervisor.IsRunning("quick"));
   CHECK(supervisor.HasEnded("quick"));
   CHECK_FALSE(supervisor.HasEnded("sleeper"));
+  // But one that was to stay is missed: somebody has ended it.
+  REQUIRE_OK(PollUntil(supervisor, &notes, 2));
+  REQUIRE(notes.size() == 2);
+  CHECK(notes[1].find("leaver has ended in order while the run goes on") == 0);
+  CHECK(supervisor.IsRunning("leaver"));
   supervisor.SignalAll(SIGTERM);
   supervisor.WaitForAll(5000);
   CHECK(supervisor.num_running() == 0);

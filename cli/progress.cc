@@ -43,20 +43,30 @@ std::string StateName(v1::RunState state) {
   }
 }
 
-std::string StepLine(const v1::RunStatus& status) {
-  std::string line = absl::StrFormat("step %d/%d", status.step(), status.num_steps());
+namespace {
+// `version`: after the step.
+std::string LineOf(int64_t step, int64_t num_steps, const std::map<std::string, double>& metrics,
+                   bool was_skipped, int64_t version) {
+  std::string line = absl::StrFormat("step %d/%d", step, num_steps);
   for (const Column& column : kColumns) {
-    const auto it = status.metrics().find(column.metric);
-    if (it == status.metrics().end()) continue;
+    const auto it = metrics.find(column.metric);
+    if (it == metrics.end()) continue;
     if (it->second == 0 && column.digits > 3) {
       absl::StrAppend(&line, "  ", column.label, " 0");
     } else {
       absl::StrAppend(&line, absl::StrFormat("  %s %.*f", column.label, column.digits, it->second));
     }
   }
-  if (status.metrics().count("skipped") > 0) absl::StrAppend(&line, "  SKIPPED");
-  absl::StrAppend(&line, "  version ", status.version().number());
+  if (was_skipped) absl::StrAppend(&line, "  SKIPPED");
+  absl::StrAppend(&line, "  version ", version);
   return line;
+}
+}  // namespace
+
+std::string StepLine(const v1::RunStatus& status) {
+  return LineOf(status.step(), status.num_steps(),
+                {status.metrics().begin(), status.metrics().end()},
+                status.metrics().count("skipped") > 0, status.version().number());
 }
 
 std::string CheckpointLine(const v1::RunStatus& status) {
@@ -131,16 +141,34 @@ void Progress::ShowNews(const v1::RunStatus& status) {
   for (int i = 0; i < status.events_size(); ++i) {
     if (status.events_size() - i <= num_new) Note(status.events(i));
   }
+  num_steps_ = status.num_steps();
+  if (ShowNewsOfFile()) return;
   if (status.step() > last_step_) {
     last_step_ = status.step();
     Note(StepLine(status));
   }
-  if (status.eval_last() >= 0 && status.eval_last_step() > last_eval_step_) {
-    last_eval_step_ = status.eval_last_step();
-    Note(absl::StrFormat(
-        "held-out accuracy %.1f %% %s", 100 * status.eval_last(),
-        last_eval_step_ == 0 ? "before training" : absl::StrCat("after step ", last_eval_step_)));
+  if (status.eval_last() >= 0) ShowEvaluation(status.eval_last_step(), status.eval_last());
+}
+
+void Progress::ShowEvaluation(int64_t step, double accuracy) {
+  if (step <= last_eval_step_) return;
+  last_eval_step_ = step;
+  Note(absl::StrFormat("held-out accuracy %.1f %% %s", 100 * accuracy,
+                       step == 0 ? "before training" : absl::StrCat("after step ", step)));
+}
+
+bool Progress::ShowNewsOfFile() {
+  if (!metrics_.has_value() || !began_) return false;
+  bool is_there = false;
+  for (const StepNews& news : metrics_->Read(&is_there)) {
+    if (news.is_evaluation) {
+      ShowEvaluation(news.step, news.accuracy);
+    } else if (news.step > last_step_) {
+      last_step_ = news.step;
+      Note(LineOf(news.step, num_steps_, news.metrics, news.was_skipped, news.step));
+    }
   }
+  return is_there;
 }
 
 void Progress::Show(const v1::RunStatus& status) {
@@ -167,6 +195,7 @@ void Progress::Show(const v1::RunStatus& status) {
 }
 
 void Progress::End() {
+  ShowNewsOfFile();
   ClearLive();
   std::fflush(out_);
 }

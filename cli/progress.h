@@ -5,9 +5,12 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <map>
+#include <optional>
 #include <string>
 
 #include "base/clock.h"
+#include "cli/step_news.h"
 #include "stretto/v1/coordinator.pb.h"
 
 namespace stretto::cli {
@@ -15,17 +18,23 @@ class Progress {
  public:
   explicit Progress(bool is_terminal, Clock& clock = Clock::Real(), std::FILE* out = stdout)
       : is_terminal_(is_terminal), clock_(clock), out_(out), last_line_ns_(clock.NowNs()) {}
+  // Steps and evaluations are told from this metrics.jsonl from now on, once there is one: every
+  // one of them, however short.
+  void Follow(const std::string& metrics_path) { metrics_.emplace(metrics_path); }
   // Prints what is new since the last call.
   void Show(const v1::RunStatus& status);
   // A line for people; keeps the live line intact.
   void Note(const std::string& text);
   // While there is no status to show: the live line, or after a silence a line.
   void Wait(const std::string& text);
-  // Removes the live line.
+  // Removes the live line, and tells what the last status had not told yet.
   void End();
 
  private:
   void ShowNews(const v1::RunStatus& status);
+  // Whether steps and evaluations come from the file.
+  bool ShowNewsOfFile();
+  void ShowEvaluation(int64_t step, double accuracy);
   void ShowLive(const std::string& line);
   void ClearLive();
   const bool is_terminal_;
@@ -34,6 +43,8 @@ class Progress {
   int64_t last_line_ns_;
   bool live_ = false;
   bool began_ = false;
+  std::optional<MetricsReader> metrics_;
+  int64_t num_steps_ = 0;
   int64_t last_step_ = 0;
   int64_t last_eval_step_ = -1;
   uint64_t num_events_ = 0;

@@ -20,6 +20,7 @@ namespace {
 constexpr int64_t kQuickFailureNs = 10'000'000'000;  // ended within this: counts against it
 constexpr int kMaxQuickFailures = 5;
 constexpr int64_t kFirstPauseNs = 250'000'000;
+constexpr int64_t kPauseAfterLeavingNs = 2'000'000'000;
 
 std::string HowItEnded(int wait_status) {
   if (WIFSIGNALED(wait_status)) {
@@ -130,7 +131,14 @@ absl::Status Supervisor::Spawn(Process& process) {
 absl::Status Supervisor::OnEnd(Process& process, int wait_status, std::vector<std::string>* notes) {
   process.pid = -1;
   process.exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
-  if (!restarting_ || process.exit_code == 0 || process.exit_code == services::kExitRunFailed) {
+  process.has_left = process.exit_code == 0 && !process.spec.may_end;
+  if (!restarting_ || process.exit_code == services::kExitRunFailed ||
+      (process.exit_code == 0 && process.spec.may_end)) {
+    return absl::OkStatus();
+  }
+  if (process.has_left) {
+    // Most likely the run ends, of which this process will hear in a moment.
+    process.restart_at_ns = clock_.NowNs() + kPauseAfterLeavingNs;
     return absl::OkStatus();
   }
   const std::string what = absl::StrCat(process.spec.name, " ", HowItEnded(wait_status));
@@ -155,6 +163,11 @@ absl::Status Supervisor::Poll(std::vector<std::string>* notes) {
       RETURN_IF_ERROR(OnEnd(process, wait_status, notes));
     }
     if (restarting_ && process.restart_at_ns > 0 && clock_.NowNs() >= process.restart_at_ns) {
+      if (process.has_left) {
+        notes->push_back(absl::StrCat(process.spec.name,
+                                      " has ended in order while the run goes on; starting it "
+                                      "again"));
+      }
       RETURN_IF_ERROR(Spawn(process));
     }
   }

@@ -23,6 +23,7 @@ struct ProcessSpec {
   std::vector<std::string> command;  // program and arguments
   std::string log_file;
   std::vector<int> processors = {};  // it may run on; empty: on all of this process's
+  bool may_end = false;              // in order; others are started again after that too
 };
 
 // On a machine with several memory nodes each generator gets processors of its own, in as few nodes
@@ -71,6 +72,7 @@ class Supervisor {
     int64_t started_ns = 0, restart_at_ns = 0;
     int num_quick_failures = 0;
     int exit_code = -1;
+    bool has_left = false;  // ended in order, before its time
   };
   absl::Status Spawn(Process& process);
   absl::Status OnEnd(Process& process, int wait_status, std::vector<std::string>* notes);

@@ -148,6 +148,7 @@ class UpCommand {
     if (inherited.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
     ::signal(SIGPIPE, SIG_IGN);  // whoever read the progress may have gone
     progress_.Note(absl::StrCat("Run ", config_.run.name, " in ", config_.run.dir));
+    progress_.Follow(JoinPath(config_.run.dir, "metrics.jsonl"));
     RETURN_IF_ERROR(StartAll());
     absl::Status status = Watch();
     progress_.End();
@@ -188,7 +189,9 @@ class UpCommand {
     Files& files = Files::Real();
     const std::string member_file = JoinPath(config_.run.dir, "members/coordinator.json");
     RETURN_IF_ERROR(files.RemoveAll(member_file));
-    RETURN_IF_ERROR(supervisor_.Start(Spec(kCoordinator, kCoordinator, 0, 0)));
+    ProcessSpec coordinator = Spec(kCoordinator, kCoordinator, 0, 0);
+    coordinator.may_end = true;  // with the run
+    RETURN_IF_ERROR(supervisor_.Start(std::move(coordinator)));
     int64_t port = 1;
     const auto num_processors = static_cast<int64_t>(AllowedProcessors().size());
     for (int64_t i = 0; i < config_.cluster.trainers; ++i) {

@@ -47,6 +47,17 @@ void Coordinator::JudgeStep(const StepRecord& step) {
     Record(RecordEvent{absl::StrCat("step ", step.step, ": gradient norm ", norm,
                                     " is a spike (above ", threshold, ")")});
   }
+  const auto mismatch = step.metrics.find("logprob_mismatch_max");
+  // Rollouts that keep keys and values over a swap are nobody else's computation.
+  const bool is_exact =
+      config_.schedule.numerics == "exact" && config_.schedule.weight_update != "keep";
+  if (!is_exact || mismatch == step.metrics.end() || mismatch->second == 0) return;
+  Record(RecordEvent{absl::StrCat(
+      "step ", step.step, ": log-probs of the trainer differ from those in its rollouts by ",
+      mismatch->second,
+      ", which can't be in exact numerics: a machine errs, or the journal or a rollout was "
+      "damaged; "
+      "the trainer's log names the first token")});
 }
 
 }  // namespace stretto::services

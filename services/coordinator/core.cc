@@ -25,7 +25,8 @@ Core::Core(CoreOptions options, RestoredRun restored)
   STRETTO_CHECK(options_.prompts_per_step > 0 && options_.group_size > 0);
   STRETTO_CHECK(options_.min_trainers > 0 && options_.min_trainers <= options_.num_trainers);
   STRETTO_CHECK(options_.num_trainers % options_.ranks_per_copy == 0);
-  trainers_.epoch = restored.trainer_epoch;
+  // A trainer that is alone is in no group, whatever groups the run has had before.
+  if (has_group()) trainers_.epoch = restored.trainer_epoch;
   if (!versions_.empty()) version_ = {versions_.rbegin()->first, versions_.rbegin()->second};
   for (Group& group : restored.groups) {
     const bool is_replaced = group.kind == GroupKind::kTrain &&

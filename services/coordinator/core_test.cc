@@ -374,6 +374,20 @@ TEST_CASE("ranks that come to different weights make no version, and are named")
   CHECK(core.phase() != RunPhase::kFailed);
 }
 
+TEST_CASE("a run of several trainers goes on with one, which is in no group") {
+  RestoredRun restored;
+  restored.versions = {{0, "h0"}, {1, "h1"}};
+  restored.kl_coefs = {{1, 0.5}};
+  restored.trainer_epoch = 4;
+  Core core(Bench::Defaults({.num_trainers = 1}), restored);
+  REQUIRE(core.OnRegister("t0", PoolKind::kTrainer, "t0:1", {0, "h0"}, 0).ok());
+  const auto step = Only<TakeStep>(core.TakeCommands());
+  REQUIRE(step.size() == 1);
+  CHECK(step[0].group_epoch == 0);
+  core.OnStepTaken(step[0], absl::OkStatus(), {1, "h1"}, 0, 0);
+  CHECK(core.phase() != RunPhase::kFailed);
+}
+
 TEST_CASE("a group has whole copies of the model") {
   constexpr int64_t kGrace = 1'000'000'000;
   Core core(Bench::Defaults({.num_trainers = 4, .ranks_per_copy = 2, .trainer_grace_ns = kGrace}),

@@ -290,7 +290,8 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   ASSIGN_OR_RETURN(const Computed computed,
                    has_critic() ? UpdateByPpo(request, options) : Update(request, options));
   const engine::StepResult& result = computed.result;
-  if (computed.mismatch.has_value() && run_.schedule.numerics == "exact") {
+  if (computed.mismatch.has_value() && run_.schedule.numerics == "exact" &&
+      run_.schedule.weight_update != "keep") {
     LogMismatch(*computed.mismatch, request, result.logprob_mismatch_max);
   }
   const int64_t publish_ns = Clock::Real().NowNs();
