@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "cli/commands.h"
 #include "cli/conversation.h"
@@ -16,7 +17,7 @@ using engine::SupervisedSequence;
 
 // A dataset line: a prompt (as in RL datasets) and `completion`, the text to imitate.
 absl::StatusOr<SupervisedSequence> EncodeExample(const engine::PromptEncoder& prompts,
-                                                 const std::string& line) {
+                                                 int64_t max_length, const std::string& line) {
   ASSIGN_OR_RETURN(const std::string plain, PlainLine(line, {"completion"}));
   const Json json = Json::parse(plain);
   ASSIGN_OR_RETURN(auto ids, prompts.EncodeLine(plain));
@@ -24,6 +25,12 @@ absl::StatusOr<SupervisedSequence> EncodeExample(const engine::PromptEncoder& pr
   ASSIGN_OR_RETURN(const auto completion,
                    EncodeCompletion(prompts, json["completion"].get<std::string>()));
   ids.insert(ids.end(), completion.begin(), completion.end());
+  if (static_cast<int64_t>(ids.size()) > max_length) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("prompt and completion: expected at most ", max_length,
+                     " tokens (--max-sequence-length), found ", ids.size(),
+                     "; shorten the line or leave it out, or give more"));
+  }
   return SupervisedSequence{std::move(ids), loss_begin};
 }
 
@@ -34,7 +41,7 @@ absl::Status Sft(const FinetuneFlags& flags) {
   ASSIGN_OR_RETURN(const auto prompts, engine::PromptEncoder::Open(files, flags.prompts));
   std::vector<SupervisedSequence> examples;
   RETURN_IF_ERROR(ReadExamples(flags.data, [&](const std::string& line) {
-    ASSIGN_OR_RETURN(auto example, EncodeExample(*prompts, line));
+    ASSIGN_OR_RETURN(auto example, EncodeExample(*prompts, flags.max_sequence_length, line));
     examples.push_back(std::move(example));
     return absl::OkStatus();
   }));

@@ -371,7 +371,9 @@ class UpCommand {
                 number("logprob_mismatch_max"));
     std::printf("peak memory of all processes: %.2f GB\n", number("peak_rss_bytes") / 1e9);
     if (s.contains("checkpoint_hash") && s["checkpoint_hash"].is_string()) {
-      std::printf("checkpoint %s\n", s["checkpoint_hash"].get<std::string>().c_str());
+      const auto hash = s["checkpoint_hash"].get<std::string>();
+      std::printf("%s\n",
+                  hash.empty() ? "no checkpoint was saved" : ("checkpoint " + hash).c_str());
     }
   }
 

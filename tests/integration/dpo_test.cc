@@ -181,6 +181,18 @@ class Finetuning {
   TempDir folder_;
 };
 
+TEST_CASE("a line that is too long for its model is named before the first step") {
+  const Finetuning tuning("sft");
+  std::ofstream(tuning.File("data.jsonl"), std::ios::app)
+      << "{\"prompt\": \"1+1=\", \"completion\": \"" << std::string(100, '7') << "\"}\n";
+  Process sft = tuning.Start("long");
+  CHECK(sft.WaitForExit(kTimeoutMs) == 2);
+  INFO(sft.Log());
+  CHECK(sft.Log().find("data.jsonl:10: ") != std::string::npos);
+  CHECK(sft.Log().find("expected at most 32 tokens") != std::string::npos);
+  CHECK(sft.Log().find("step 1/") == std::string::npos);
+}
+
 TEST_CASE("fine-tuning that is killed or interrupted goes on to the same bits") {
   for (const char* command : {"sft", "dpo"}) {
     INFO(command);
