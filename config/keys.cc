@@ -160,7 +160,8 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(ppo, critic_model, ExistingPathIfGiven(),
           "Model folder or GGUF file, relative to the run file, that the critic begins with; its "
           "architecture may be another, its tokenizer not. Empty: `model.path`. The value head "
-          "begins with zeros."),
+          "begins with zeros, or is that of a reward model (`…ForSequenceClassification` with one "
+          "label)."),
       KEY(ppo, critic_lr, AtLeast(0), "The critic's learning rate. 0: `train.lr`."),
       KEY(ppo, critic_warmup_steps, AtLeast(0),
           "First steps, in which the critic alone is trained."),
