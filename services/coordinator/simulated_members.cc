@@ -100,12 +100,12 @@ void Simulation::Do(const GenerateGroup& c) {
       return absl::FailedPreconditionError("other version");
     }
     if (Chance(0.02)) return absl::InternalError("out of blocks");
-    written_by_[{c.group, c.attempt}] = member.version;
+    written_by_[Key(c)] = member.version;
     return absl::OkStatus();
   });
 }
 void Simulation::Answer(const GenerateGroup& c, const absl::Status& status, const Version&) {
-  const Version version = status.ok() ? written_by_.at({c.group, c.attempt}) : Version();
+  const Version version = status.ok() ? written_by_.at(Key(c)) : Version();
   const absl::Status lie = absl::DataLossError("tokens are said to be of version 99");
   const bool is_lie = status.ok() && c.member == liar_;
   if (!core_->OnGenerated(c, is_lie ? lie : status, version.number, CoreNow())) return;

@@ -219,6 +219,9 @@ class Simulation {
   std::set<uint64_t> trained_;
   int64_t recorded_checkpoint_ = -1;
   std::map<uint64_t, uint64_t> contents_;  // group → what was generated
-  std::map<std::pair<uint64_t, uint64_t>, Version> written_by_;
+  // Member, its epoch, group, attempt: a coordinator that restarts counts attempts as before.
+  using Asking = std::tuple<std::string, uint64_t, uint64_t, uint64_t>;
+  static Asking Key(const GenerateGroup& c) { return {c.member, c.epoch, c.group, c.attempt}; }
+  std::map<Asking, Version> written_by_;
 };
 }  // namespace stretto::services
