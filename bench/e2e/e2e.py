@@ -3,11 +3,9 @@
 
 Both are given the same model folder (bf16), the same 8 prompts with 8 completions each a step, in the
 same order, completions of the same length (least and greatest are equal), the same reward, learning
-rate and AdamW, and the same processors. TRL computes in the model's own dtype: weights, activations, all gradients
-and AdamW's moments are bf16. Stretto computes with the same bf16 weights and activations, and gradients of activations
-(`train.gradient_dtype`); sums, gradients of weights, master weights and moments are f32, which costs it time
-and memory that TRL saves. The clock begins with the command: `stretto up`, or Python
-that imports TRL. Memory is what all processes of a run have resident at one time, sampled; a page that
+rate and AdamW, and the same processors. Both hold f32 weights, gradients of weights and moments, and compute in bf16:
+TRL (1.16) by autocast, Stretto with a bf16 copy of the weights and bf16 gradients of activations
+(`train.gradient_dtype`). The clock begins with the command: `stretto up`, or Python that imports TRL. Memory is what all processes of a run have resident at one time, sampled; a page that
 two of them share counts twice.
 
   bench/e2e/e2e.py [--steps N] [--tokens N] [--processors N] [--only stretto|trl]

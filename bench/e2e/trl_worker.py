@@ -1,6 +1,6 @@
 """The same run by TRL's GRPOTrainer: trl_worker.py SETTINGS, a JSON file that bench/e2e/e2e.py writes.
 
-Everything that the settings don't fix is as TRL has it by default (the model's own dtype, bf16; gradient
+Everything that the settings don't fix is as TRL has it by default (f32 weights, computing in bf16 by autocast; gradient
 checkpointing; micro-batches of 8). Prints `step SECONDS REWARD` after
 each optimizer step, seconds of the monotonic clock.
 """
