@@ -155,7 +155,7 @@ TEST_CASE("every step is told of, however short, from the file of metrics") {
   std::fclose(out);
 }
 
-TEST_CASE("a killed process is started again, an ended one is not") {
+TEST_CASE("a killed process is started again, an ended one if it was to stay") {
   testing::TempDir dir;
   Supervisor supervisor(Clock::Real());
   REQUIRE_OK(supervisor.Start({"sleeper", {"/bin/sleep", "60"}, dir.File("sleeper.log")}));

@@ -279,6 +279,17 @@ class WhereAdvantage final : public Objective {
 };
 
 // Unequal work: one micro-batch for three ranks, then some that need no backward pass at all.
+// Steps that must succeed, and what they came to.
+void TakeSteps(TrainerEngine& engine, const std::vector<TrainBatch>& batches, Outcome& out) {
+  for (const TrainBatch& batch : batches) {
+    const auto result = engine.Step(batch, WhereAdvantage());
+    STRETTO_CHECK_MSG(result.ok(), std::string(result.status().message()).c_str());
+    out.losses.push_back(result->loss);
+    out.norms.push_back(result->grad_norm);
+    out.max_micro_batches = std::max(out.max_micro_batches, result->num_micro_batches);
+  }
+}
+
 TEST_CASE("ranks without work of their own take part all the same") {
   PhiloxStream random(stretto::testing::Seed(), 98);
   const ModelConfig config = RandomConfig(random);
@@ -296,12 +307,7 @@ TEST_CASE("ranks without work of their own take part all the same") {
     const auto device = MakeDevice("cpu", 1);
     const auto engine = EngineIn(group, *device, config, options);
     Outcome out;
-    for (const TrainBatch& batch : batches) {
-      const auto result = engine->Step(batch, WhereAdvantage());
-      STRETTO_CHECK_MSG(result.ok(), std::string(result.status().message()).c_str());
-      out.losses.push_back(result->loss);
-      out.norms.push_back(result->grad_norm);
-    }
+    TakeSteps(*engine, batches, out);
     out.state = FullState(*engine);
     return out;
   };
@@ -348,13 +354,7 @@ TEST_CASE("gradients that are sent in parts have the same bits") {
       const auto device = MakeDevice("cpu", 1);
       const auto engine = EngineIn(group, *device, config, options);
       Outcome out;
-      for (const TrainBatch& batch : batches) {
-        const auto result = engine->Step(batch, WhereAdvantage());
-        STRETTO_CHECK_MSG(result.ok(), std::string(result.status().message()).c_str());
-        out.losses.push_back(result->loss);
-        out.norms.push_back(result->grad_norm);
-        out.max_micro_batches = std::max(out.max_micro_batches, result->num_micro_batches);
-      }
+      TakeSteps(*engine, batches, out);
       out.state = FullState(*engine);
       // Of what is sent to each rank alone there is nothing else.
       const bool in_halves =

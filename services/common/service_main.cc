@@ -125,13 +125,13 @@ void ReturnFreedMemory() {
   mallopt(M_ARENA_MAX, 4);
 }
 
-// One process, from the flags on.
 // Whether what the service was given (run file, data, model) is wrong, so that it would fail again.
 bool IsForGood(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsDataLoss(status) ||
          absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
 }
 
+// One process, from the flags on.
 class Process {
  public:
   explicit Process(Service& service) : service_(service), signals_(&stop_) {}

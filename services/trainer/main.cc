@@ -18,8 +18,6 @@
 
 namespace stretto::services {
 namespace {
-// A generator that asks for a new version at once should still get the delta.
-
 absl::StatusOr<engine::FrameCarrier> CarrierOf(const RunConfig& run) {
   if (run.cluster.collectives != "nccl") return engine::FrameCarrier();
 #ifdef STRETTO_HAS_NCCL
