@@ -93,6 +93,15 @@ absl::StatusOr<std::vector<Message>> ReadMessages(const Json& list) {
   return messages;
 }
 
+absl::StatusOr<const Json*> FindMessages(const Json& line) {
+  const bool has_prompt = HasField(line, "prompt"), has_messages = HasField(line, "messages");
+  if (has_prompt == has_messages) {
+    return absl::InvalidArgumentError("expected either `prompt` or `messages`");
+  }
+  if (has_messages) return &line["messages"];
+  return line["prompt"].is_array() ? &line["prompt"] : nullptr;
+}
+
 bool HasField(const Json& object, const char* field) {
   const auto it = object.find(field);
   return it != object.end() && !it->is_null();

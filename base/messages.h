@@ -21,6 +21,10 @@ struct Message {
 absl::StatusOr<Message> ReadMessage(const nlohmann::json& json, const std::string& name);
 // A list of at least one, `messages` in errors.
 absl::StatusOr<std::vector<Message>> ReadMessages(const nlohmann::json& list);
+// What a line of a data set asks: the list of its messages, which stand in `messages` or, as TRL's
+// data sets have them, in `prompt`; nullptr: `prompt` is no list (a text, if it's valid). An error:
+// neither of the two fields, or both.
+absl::StatusOr<const nlohmann::json*> FindMessages(const nlohmann::json& line);
 // Whether an object has the field with something in it: a null counts as absent.
 bool HasField(const nlohmann::json& object, const char* field);
 }  // namespace stretto

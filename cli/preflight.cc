@@ -1,6 +1,7 @@
 #include "cli/preflight.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "engine/formats/model_files.h"
 #include "engine/prompt/prompt_encoder.h"
@@ -13,35 +14,75 @@ namespace stretto::cli {
 namespace {
 // A service that is being started may take this long.
 constexpr int64_t kProbeMs = 5000;
+// A run begins at once however long its data are: of each file the first prompts are looked at, as
+// many as this allows. Others are looked at as their turn comes.
+constexpr int64_t kPromptsNs = 200'000'000;
 
-absl::Status CheckData(const RunConfig& run) {
-  const services::DatasetOptions options{.skip_bad_lines = run.data.on_bad_line == "skip",
-                                         .rewards = run.rewards};
-  RETURN_IF_ERROR(services::ReadDataset(run.data.train, options).status());
-  if (run.data.eval.empty()) return absl::OkStatus();
-  return services::ReadDataset(run.data.eval, options).status();
-}
-
-absl::Status CheckModel(const services::ModelHostOptions& options) {
+// All of a model's files but the weights are looked at.
+absl::StatusOr<std::unique_ptr<engine::PromptEncoder>> OpenPrompts(
+    const services::ModelHostOptions& options) {
   ASSIGN_OR_RETURN(const auto files, engine::OpenModel(options.path));
   RETURN_IF_ERROR(engine::CheckShapes(files.config, *files.tensors));
   RETURN_IF_ERROR(services::ContextOf(options, files.config).status());
-  return engine::PromptEncoder::Open(files, options.prompts).status();
+  return engine::PromptEncoder::Open(files, options.prompts);
+}
+
+// A prompt that is too long is no error while there are others to take its place.
+absl::Status CheckPrompts(const RunConfig& run, const services::Dataset& data,
+                          const engine::PromptEncoder& prompts, std::vector<std::string>* notes) {
+  const int64_t most = run.MaxPromptTokens(), end_ns = Clock::Real().NowNs() + kPromptsNs;
+  size_t num_seen = 0, num_long = 0;
+  std::string first;
+  for (; num_seen < data.lines.size() && Clock::Real().NowNs() < end_ns; ++num_seen) {
+    const auto ids = prompts.EncodeLine(data.lines[num_seen]);
+    const std::string place = data.PlaceOf(num_seen);
+    if (!ids.ok() && run.data.on_bad_line != "skip") {
+      return absl::Status(ids.status().code(),
+                          absl::StrCat(place, ": ", ids.status().message(),
+                                       " (data.on_bad_line: skip leaves such lines out)"));
+    }
+    const auto length = ids.ok() ? static_cast<int64_t>(ids->size()) : 0;
+    if (length <= most || run.data.on_long_prompt == "cut") continue;
+    if (num_long++ == 0) first = absl::StrCat(place, " has ", length);
+  }
+  if (num_long == 0) return absl::OkStatus();
+  const std::string text =
+      absl::StrCat(num_long, " of the ", num_seen, num_seen < data.lines.size() ? " first" : "",
+                   " prompts of ", data.name, " have more than ", most, " tokens (", first, "): ");
+  constexpr char kAdvice[] =
+      "data.max_prompt_tokens, model.max_sequence_length and data.on_long_prompt say what is "
+      "allowed";
+  if (num_long == num_seen) return absl::InvalidArgumentError(absl::StrCat(text, kAdvice));
+  notes->push_back(absl::StrCat(text, "others take their place; ", kAdvice));
+  return absl::OkStatus();
+}
+
+// All lines are read, and those of rewards looked at, before the model is opened.
+absl::Status CheckDataAndModel(const RunConfig& run, std::vector<std::string>* notes) {
+  const services::DatasetOptions how{.skip_bad_lines = run.data.on_bad_line == "skip",
+                                     .rewards = run.rewards};
+  std::vector<services::Dataset> data;
+  for (const std::string& path : {run.data.train, run.data.eval}) {
+    if (path.empty()) continue;
+    ASSIGN_OR_RETURN(data.emplace_back(), services::ReadDataset(path, how));
+  }
+  ASSIGN_OR_RETURN(const auto prompts, OpenPrompts(services::OptionsOfRun(run, /*threads=*/0)));
+  for (const services::Dataset& d : data) RETURN_IF_ERROR(CheckPrompts(run, d, *prompts, notes));
+  return absl::OkStatus();
 }
 }  // namespace
 
-absl::Status CheckRun(const RunConfig& run) {
-  RETURN_IF_ERROR(CheckData(run));
-  RETURN_IF_ERROR(CheckModel(services::OptionsOfRun(run, /*threads=*/0)));
+absl::Status CheckRun(const RunConfig& run, std::vector<std::string>* notes) {
+  RETURN_IF_ERROR(CheckDataAndModel(run, notes));
   if (!run.cluster.draft_model.empty()) {
     services::ModelHostOptions draft;
     draft.path = run.cluster.draft_model;
     draft.prompts.chat_optional = true;
-    RETURN_IF_ERROR(CheckModel(draft));
+    RETURN_IF_ERROR(OpenPrompts(draft).status());
   }
   services::Metrics metrics;
-  ASSIGN_OR_RETURN(const auto judge,
-                   services::Judge::Create(run.rewards, run.rollout.max_tokens, &metrics));
-  return judge->Probe(kProbeMs);
+  const auto judge = services::Judge::Create(run.rewards, run.rollout.max_tokens, &metrics);
+  if (!judge.ok()) return Annotate(judge.status(), run.source_path);
+  return (*judge)->Probe(kProbeMs);
 }
 }  // namespace stretto::cli

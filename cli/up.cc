@@ -134,7 +134,7 @@ class UpCommand {
         progress_(!flags.plain && ::isatty(STDOUT_FILENO) != 0),
         supervisor_(Clock::Real()) {}
 
-  absl::Status Run() {
+  absl::Status Run(const std::vector<std::string>& notes) {
     RETURN_IF_ERROR(Files::Real().MakeDirs(config_.run.dir));
     RETURN_IF_ERROR(lock_.Take(config_.run.dir));
     RETURN_IF_ERROR(PrepareFolder(config_));
@@ -148,6 +148,7 @@ class UpCommand {
     if (inherited.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
     ::signal(SIGPIPE, SIG_IGN);  // whoever read the progress may have gone
     progress_.Note(absl::StrCat("Run ", config_.run.name, " in ", config_.run.dir));
+    for (const std::string& note : notes) progress_.Note(note);
     progress_.Follow(JoinPath(config_.run.dir, "metrics.jsonl"));
     RETURN_IF_ERROR(StartAll());
     absl::Status status = Watch();
@@ -156,6 +157,9 @@ class UpCommand {
     if (!status.ok()) supervisor_.SignalAll(SIGTERM);
     supervisor_.WaitForAll(/*timeout_ms=*/10'000);
     if (status.ok()) PrintSummary();
+    if (status.ok() && g_interrupts > 0 && !IsDone()) {
+      return absl::CancelledError("stopped before its end; the same command goes on");
+    }
     return status;
   }
 
@@ -344,6 +348,11 @@ class UpCommand {
     return nlohmann::json::parse(text.value_or(""), nullptr, /*allow_exceptions=*/false);
   }
 
+  bool IsDone() const {
+    const nlohmann::json summary = Summary();
+    return summary.is_object() && summary.value("state", "") == "done";
+  }
+
   absl::Status HowItEnded() const {
     if (supervisor_.ExitCode(kCoordinator) != services::kExitRunFailed) return absl::OkStatus();
     const nlohmann::json summary = Summary();
@@ -394,8 +403,9 @@ absl::Status Up(const UpFlags& flags) {
   ASSIGN_OR_RETURN(RunConfig config, LoadRunConfig(flags.run_file, flags.overrides));
   std::error_code ec;
   config.run.dir = std::filesystem::absolute(config.run.dir, ec).lexically_normal().string();
-  RETURN_IF_ERROR(CheckRun(config));
-  return UpCommand(std::move(config), flags).Run();
+  std::vector<std::string> notes;
+  RETURN_IF_ERROR(CheckRun(config, &notes));
+  return UpCommand(std::move(config), flags).Run(notes);
 }
 }  // namespace
 

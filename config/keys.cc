@@ -99,7 +99,10 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(data, system_prompt, Any(),
           "Put before prompts that have no system message. Empty: what the template does."),
       KEY(data, max_prompt_tokens, AtLeast(0),
-          "Longer prompts are rejected and replaced. 0: what the context leaves."),
+          "The most tokens of a prompt, its chat template's included. 0: what the context leaves."),
+      KEY(data, on_long_prompt, OneOf({"replace", "cut"}),
+          "What is done with a longer prompt: another takes its place, or it loses its first "
+          "tokens (those of the chat template as well)."),
 
       KEY(rollout, group_size, Between(1, 4096), "Completions of one prompt."),
       KEY(rollout, temperature, Between(1e-4, 100), "Divides the logits."),

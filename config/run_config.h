@@ -4,6 +4,7 @@
 // an impossible value is an error that names file and line and says what is expected.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -49,7 +50,8 @@ struct DataSection {
   std::string on_bad_line = "fail";  // fail | skip (named and counted)
   std::string
       system_prompt;  // put before prompts that have no system message; empty: the template's
-  int64_t max_prompt_tokens = 0;  // longer prompts are rejected; 0: what the context leaves
+  int64_t max_prompt_tokens = 0;           // 0: what the context leaves
+  std::string on_long_prompt = "replace";  // what is done with longer ones: replace | cut
 };
 
 struct RolloutSection {
@@ -210,6 +212,12 @@ struct RunConfig {
   // only the last part. Equal hashes, equal runs, wherever their files lie and on whatever machines
   // they run.
   std::string hash;
+
+  // A longer prompt leaves no room for a completion, or is longer than the run file wants.
+  int64_t MaxPromptTokens() const {
+    const int64_t room = model.MostLength() - 1;
+    return data.max_prompt_tokens > 0 ? std::min(data.max_prompt_tokens, room) : room;
+  }
 };
 
 // Reads and validates `path`. Relative paths in the file are relative to the file's folder (data,

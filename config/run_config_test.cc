@@ -190,6 +190,15 @@ TEST_CASE("errors name file, line, key and what is expected") {
        "'integer'"},
       {"  - type: regex\n", "run.yaml: rewards[1].pattern: expected a pattern, found nothing"},
       {"  - type: service\n", "run.yaml: rewards[1].address: expected host:port, found nothing"},
+      {"  - {type: service, address: 'http://localhost:5000'}\n",
+       "run.yaml:7: rewards[1].address: expected host:port, without a scheme such as http://, "
+       "found 'http://localhost:5000'"},
+      {"  - {type: service, address: 'localhost:99999'}\n",
+       "run.yaml:7: rewards[1].address: expected host:port, without a scheme such as http://, "
+       "found 'localhost:99999'"},
+      {"  - {type: service, address: localhost}\n",
+       "run.yaml:7: rewards[1].address: expected host:port, without a scheme such as http://, "
+       "found 'localhost'"},
       {"  - regex\n", "run.yaml:7: rewards[1]. expected keys with values (type: …), found 'regex'"},
       {"  - weight: 1\n",
        "run.yaml: rewards[1].type: expected one of exact, contains, integer, numeric, regex, "

@@ -2,6 +2,8 @@
 #include <filesystem>
 #include <set>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
@@ -43,6 +45,21 @@ absl::Status CheckPaths(RunConfig* c, const Origins& origins) {
   return absl::OkStatus();
 }
 
+// What gRPC can find: host:port, or a name with a scheme of its own.
+bool IsAddress(absl::string_view address) {
+  for (const absl::string_view scheme : {"dns:", "unix:", "ipv4:", "ipv6:"}) {
+    if (absl::StartsWith(address, scheme) && address.size() > scheme.size()) return true;
+  }
+  const size_t colon = address.rfind(':');
+  int64_t port = 0;
+  if (colon == absl::string_view::npos || colon == 0) return false;
+  const absl::string_view host = address.substr(0, colon), digits = address.substr(colon + 1);
+  const bool is_plain = host.find_first_of("/:@ \t") == absl::string_view::npos;
+  const bool is_ipv6 = host.front() == '[' && host.back() == ']';
+  return (is_plain || is_ipv6) && digits.find_first_not_of("0123456789") == digits.npos &&
+         absl::SimpleAtoi(digits, &port) && port >= 1 && port <= 65535;
+}
+
 absl::Status CheckReward(const RunConfig& c, const Origins& origins, size_t index,
                          std::set<std::string>* names) {
   const RewardSpec& reward = c.rewards[index];
@@ -64,6 +81,10 @@ absl::Status CheckReward(const RunConfig& c, const Origins& origins, size_t inde
   }
   if (reward.type == "service") {
     RETURN_IF_ERROR(CheckRequired(origins, prefix + "address", reward.address, "host:port"));
+    if (!IsAddress(reward.address)) {
+      return origins.Error(prefix + "address", "host:port, without a scheme such as http://",
+                           absl::StrCat("'", reward.address, "'"));
+    }
   }
   if (reward.type == "length") {
     RETURN_IF_ERROR(CheckBelow(origins, prefix + "target_tokens", reward.target_tokens,

@@ -95,12 +95,9 @@ absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeLine(const std::string
   RETURN_IF_ERROR(no_chat_);
   const Json line = Json::parse(json, nullptr, /*allow_exceptions=*/false);
   if (!line.is_object()) return absl::InvalidArgumentError("a prompt must be a JSON object");
-  const bool has_prompt = HasField(line, "prompt"), has_messages = HasField(line, "messages");
-  if (has_prompt == has_messages) {
-    return absl::InvalidArgumentError("a prompt needs exactly one of 'prompt' and 'messages'");
-  }
-  if (has_messages) {
-    ASSIGN_OR_RETURN(auto messages, ReadChat(line["messages"]));
+  ASSIGN_OR_RETURN(const Json* list, FindMessages(line));
+  if (list != nullptr) {
+    ASSIGN_OR_RETURN(auto messages, ReadChat(*list));
     return EncodeMessages(std::move(messages));
   }
   ASSIGN_OR_RETURN(const std::string text, TextField(line, "prompt"));

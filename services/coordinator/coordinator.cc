@@ -31,9 +31,7 @@ CoreOptions MakeCoreOptions(const RunConfig& c, const Dataset& train, const Data
   o.prompts_per_step = c.train.prompts_per_step;
   o.group_size = c.rollout.group_size;
   o.max_staleness = c.schedule.max_staleness;
-  const int64_t room = c.model.MostLength() - 1;  // one token at least is generated
-  o.max_prompt_tokens =
-      c.data.max_prompt_tokens > 0 ? std::min(c.data.max_prompt_tokens, room) : room;
+  o.max_prompt_tokens = c.MaxPromptTokens();
   o.max_group_replacements = c.train.max_group_replacements;
   o.replace_without_signal = c.algorithm.dynamic_sampling;
   static_assert(kAutoCheckpoints == TrainSection::kAutoInterval);

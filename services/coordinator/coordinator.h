@@ -143,6 +143,7 @@ class Coordinator {
   template <class Command>
   v1::SaveCheckpointRequest SaveRequestOf(const Command& command) const;
   const std::string& PromptJson(const DatasetPlace& place) const;
+  std::string PlaceOf(const DatasetPlace& place) const;  // "train.jsonl:12"
   // A group that its generator has lost, and that has its first token elsewhere.
   void Lose(uint64_t group, const std::string& member);
   void TellLosses();

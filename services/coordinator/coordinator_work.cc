@@ -3,6 +3,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/status.h"
 #include "services/common/log.h"
 #include "services/common/member_client.h"
@@ -24,6 +25,20 @@ v1::Caller Coordinator::CallerOf(const Command& command) const {
   return caller;
 }
 
+namespace {
+// The ids that a prompt is used with.
+absl::Span<const int32_t> Kept(const v1::TokenizedPrompt& prompt, const RunConfig& config) {
+  absl::Span<const int32_t> ids(prompt.ids().data(), static_cast<size_t>(prompt.ids_size()));
+  const auto most = static_cast<size_t>(config.MaxPromptTokens());
+  const bool is_cut = config.data.on_long_prompt == "cut" && ids.size() > most;
+  return is_cut ? ids.last(most) : ids;
+}
+}  // namespace
+
+std::string Coordinator::PlaceOf(const DatasetPlace& place) const {
+  return (place.epoch == kEvalEpoch ? eval_ : train_).PlaceOf(place.index);
+}
+
 const std::string& Coordinator::PromptJson(const DatasetPlace& place) const {
   const Dataset& data = place.epoch == kEvalEpoch ? eval_ : train_;
   return data.lines.at(place.index);
@@ -33,8 +48,8 @@ void Coordinator::Record(const RecordGroup& record) {
   journal_->Write(record);
   const Group& group = record.group;
   if (group.state == GroupState::kRejected) {
-    LogWarning(group.kind == GroupKind::kEval ? "eval" : "train", " line ", group.place.index + 1,
-               " left out: ", group.reason);
+    LogWarning(group.kind == GroupKind::kEval ? "eval" : "train", " group ", group.id, " (",
+               PlaceOf(group.place), ") left out: ", group.reason);
   }
   if (group.state == GroupState::kScored && group.kind == GroupKind::kTrain) {
     num_rollouts_ += static_cast<uint64_t>(config_.rollout.group_size);
@@ -103,14 +118,19 @@ void Coordinator::Tokenized(const TokenizePrompts& asked,
     status = absl::InternalError("as many prompts as were asked for did not come back");
   }
   if (status.ok()) {
-    for (const v1::TokenizedPrompt& p : answer->prompts()) {
-      prompts.push_back({.length = p.ids_size(), .error = p.error()});
+    for (int i = 0; i < answer->prompts_size(); ++i) {
+      const v1::TokenizedPrompt& p = answer->prompts(i);
+      const auto known = core_->groups().find(asked.groups[static_cast<size_t>(i)]);
+      prompts.push_back(
+          {.length = static_cast<int64_t>(Kept(p, config_).size()),
+           .error = p.error(),
+           .place = known == core_->groups().end() ? "" : PlaceOf(known->second.place)});
     }
   }
   if (!core_->OnTokenized(asked, status, prompts, RunNowNs())) return;
   for (size_t i = 0; i < asked.groups.size(); ++i) {
-    const auto& ids = answer->prompts(static_cast<int>(i)).ids();
-    if (!ids.empty()) journal_->WritePromptIds(asked.groups[i], {ids.data(), size_t(ids.size())});
+    const auto ids = Kept(answer->prompts(static_cast<int>(i)), config_);
+    if (!ids.empty()) journal_->WritePromptIds(asked.groups[i], ids);
   }
 }
 

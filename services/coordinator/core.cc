@@ -11,6 +11,11 @@
 #include "rl/staleness.h"
 
 namespace stretto::services {
+namespace {
+// That fail, one after the other, before a stop goes without.
+constexpr int64_t kMaxSavesOfStop = 3;
+}  // namespace
+
 Core::Core(CoreOptions options, RestoredRun restored)
     : options_(std::move(options)),
       order_(options_.num_train_lines, options_.seed, options_.shuffle),
@@ -61,6 +66,9 @@ void Core::OnCheckpointRequest(int64_t now_ns) {
 void Core::OnStop(int64_t now_ns) {
   if (IsOver() || stopping_) return;
   stopping_ = true;
+  // Whoever asks to stop waits for a save that may be given up: it is tried anew, and at once.
+  checkpoints_.num_failures_in_row = 0;
+  checkpoints_.not_before_ns = 0;
   Emit(RecordEvent{"stop requested"});
   for (auto& [id, group] : groups_) {
     if (group.state == GroupState::kGenerating) Emit(CancelGenerate{id, group.attempt});
@@ -142,9 +150,14 @@ void Core::TryEnd() {
   if (IsOver() || (trainers_.phase == TrainerGroup::Phase::kReady && trainers_.is_busy())) return;
   const bool is_saved = version_.number >= 0 && checkpoints_.version >= version_.number;
   if (stopping_) {
-    if (is_saved || !TrainerHasVersion() || version_.number <= 0) {
-      End(absl::OkStatus(), absl::StrCat("stopped at step ", version_number(), " of ",
-                                         options_.num_steps, "; the same command resumes"));
+    const bool gives_up = checkpoints_.num_failures_in_row >= kMaxSavesOfStop;
+    if (is_saved || gives_up || !TrainerHasVersion() || version_.number <= 0) {
+      End(absl::OkStatus(),
+          absl::StrCat("stopped at step ", version_number(), " of ", options_.num_steps,
+                       "; the same command resumes",
+                       is_saved || !gives_up
+                           ? ""
+                           : absl::StrCat(" from the newest checkpoint: ", checkpoints_.error)));
     }
     return;
   }

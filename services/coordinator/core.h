@@ -128,7 +128,8 @@ class Core {
   // One length or error per group asked, in order.
   struct TokenizedPrompt {
     int64_t length = 0;
-    std::string error;
+    std::string error = {};
+    std::string place = {};  // where its line stands, for messages
   };
   bool OnTokenized(const TokenizePrompts& asked, const absl::Status& status,
                    const std::vector<TokenizedPrompt>& prompts, int64_t now_ns);
@@ -262,6 +263,7 @@ class Core {
   void TrainStepAhead(int64_t now_ns);
   void AskForStep(int64_t step, const Version& base, bool is_replay);
   void StepRecorded(const TakeStep& asked, const Version& version, double measured_kl);
+  absl::Status CheckReference(const Version& version) const;
   absl::Status CheckTrainerVersion(const Version& version) const;
 
   bool IsOver() const { return ended_; }

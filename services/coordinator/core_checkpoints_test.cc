@@ -107,6 +107,32 @@ TEST_CASE("a checkpoint that can't be saved is told of and tried again, or ends 
   }
 }
 
+TEST_CASE("a stop doesn't wait for a save that keeps failing") {
+  TrainingBench b({.num_steps = 9, .checkpoint_every = 1});
+  b.TakeOneStep();
+  const auto fail = [&b] {
+    const AwaitSave save = b.BeginOneSave();
+    CHECK_FALSE(b.core.OnSaveOver(save, absl::OkStatus(), {"no space left on device", 1}, b.now));
+  };
+  fail();
+  CHECK(b.core.checkpoints().not_before_ns > b.now);
+  b.Take();
+  b.core.OnStop(b.now);  // tried again at once, and twice more
+  for (int i = 0; i < 3; ++i) {
+    CHECK(b.core.phase() == RunPhase::kStopping);
+    fail();
+    if (i == 2) break;
+    b.now = b.core.checkpoints().not_before_ns;
+    for (const char* name : {"t", "g", "s"}) b.core.OnHeartbeat(name, 1, b.now);
+    b.core.OnTick(b.now);
+  }
+  CHECK(b.core.phase() == RunPhase::kDone);
+  const auto end = Only<EndRun>(b.Take());
+  REQUIRE(end.size() == 1);
+  CHECK(end[0].status.ok());
+  CHECK(absl::StrContains(end[0].detail, "could not be saved"));
+}
+
 TEST_CASE("a save whose trainer is lost is none; the next life is asked anew") {
   TrainingBench b({.num_steps = 9, .checkpoint_every = 1});
   b.TakeOneStep();

@@ -173,6 +173,18 @@ void Core::Tokenize(int64_t now_ns) {
   }
 }
 
+// Why a prompt can't be used; empty: it can.
+static std::string FaultOf(const Core::TokenizedPrompt& prompt, int64_t max_tokens) {
+  std::string fault = prompt.error;
+  if (fault.empty() && prompt.length == 0) fault = "the prompt is empty";
+  if (fault.empty() && prompt.length > max_tokens) {
+    fault = absl::StrCat("the prompt has ", prompt.length, " tokens, more than the allowed ",
+                         max_tokens, " (data.max_prompt_tokens, data.on_long_prompt)");
+  }
+  if (fault.empty() || prompt.place.empty()) return fault;
+  return absl::StrCat(prompt.place, ": ", fault);
+}
+
 bool Core::OnTokenized(const TokenizePrompts& asked, const absl::Status& status,
                        const std::vector<TokenizedPrompt>& prompts, int64_t now_ns) {
   Member* scorer = Current(asked.member, asked.epoch);
@@ -195,13 +207,9 @@ bool Core::OnTokenized(const TokenizePrompts& asked, const absl::Status& status,
     Group* group = &it->second;
     if (!ok) {
       Requeue(group, GroupState::kNew, now_ns + options_.retry_ns);
-    } else if (!prompts[i].error.empty()) {
-      Reject(group, prompts[i].error);
-    } else if (prompts[i].length == 0) {
-      Reject(group, "the prompt is empty");
-    } else if (prompts[i].length > options_.max_prompt_tokens) {
-      Reject(group, absl::StrCat("the prompt has ", prompts[i].length,
-                                 " tokens, more than the allowed ", options_.max_prompt_tokens));
+    } else if (const std::string fault = FaultOf(prompts[i], options_.max_prompt_tokens);
+               !fault.empty()) {
+      Reject(group, fault);
     } else {
       Requeue(group, GroupState::kReady, 0);
     }

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "services/coordinator/core.h"
 
 namespace stretto::services {
@@ -36,6 +37,7 @@ absl::StatusOr<uint64_t> Core::OnRegister(const std::string& name, PoolKind pool
       return status;
     }
   }
+  if (pool == PoolKind::kScorer) RETURN_IF_ERROR(CheckReference(version));
   DropWorkOf(name, "came anew", now_ns);
   Member& member = members_[name];
   member = Member();
@@ -54,8 +56,26 @@ absl::StatusOr<uint64_t> Core::OnRegister(const std::string& name, PoolKind pool
     versions_[0] = version.hash;
     Emit(RecordVersion{version});
   }
+  if (pool == PoolKind::kTrainer && version.number >= 0 && version.number < checkpoints_.version) {
+    Note(absl::StrCat(name, " begins with version ", version.number,
+                      " though a checkpoint of version ", checkpoints_.version,
+                      " was saved, which isn't there any more or can't be used: the steps between "
+                      "are taken again, with the same results"));
+  }
   Advance(now_ns);
   return members_[name].epoch;
+}
+
+// A scorer's version is that of the reference policy, where it has one.
+absl::Status Core::CheckReference(const Version& version) const {
+  const auto first = versions_.find(0);
+  if (version.number != 0 || first == versions_.end() || first->second == version.hash) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the reference policy has hash ", version.hash, ", the run began with ", first->second,
+      ": the files at model.path were replaced since; put the old "
+      "ones there, or begin a new run"));
 }
 
 absl::Status Core::CheckTrainerVersion(const Version& version) const {

@@ -269,6 +269,27 @@ TEST_CASE("a trainer of another run, or ahead of the journal, is refused") {
   CHECK(absl::StrContains(other.status().message(), "not a checkpoint of this run"));
 }
 
+TEST_CASE(
+    "a reference that isn't what the run began with is refused; lost checkpoints are told of") {
+  RestoredRun restored;
+  restored.versions = {{0, "h0"}, {1, "h1"}, {2, "h2"}};
+  restored.checkpoint_version = 2;
+  Core core(Bench::Defaults({.num_steps = 9}), restored);
+  const auto join = [&core](const char* name, PoolKind pool, const Version& version) {
+    return core.OnRegister(name, pool, "x:1", version, 0).status();
+  };
+  const absl::Status other = join("s", PoolKind::kScorer, {0, "other"});
+  CHECK(absl::IsFailedPrecondition(other));
+  CHECK(absl::StrContains(other.message(), "model.path"));
+  CHECK(join("s", PoolKind::kScorer, {0, "h0"}).ok());
+  CHECK(join("s2", PoolKind::kScorer, {-1, ""}).ok());  // without a reference
+  core.TakeCommands();
+  REQUIRE(join("t", PoolKind::kTrainer, {1, "h1"}).ok());
+  const auto events = Only<RecordEvent>(core.TakeCommands());
+  REQUIRE_FALSE(events.empty());
+  CHECK(absl::StrContains(events[0].text, "t begins with version 1 though"));
+}
+
 TEST_CASE("a stop checkpoints and ends; a finished run is over at once") {
   Bench b({.num_steps = 1});
   for (const auto& g : Only<GenerateGroup>(b.Tokenize(b.Sync()))) {

@@ -18,10 +18,11 @@ using nlohmann::json;
 
 // What is wrong with what a line asks; empty: nothing.
 std::string PromptFault(const json& line) {
-  const bool has_prompt = HasField(line, "prompt"), has_messages = HasField(line, "messages");
-  if (has_prompt == has_messages) return "expected either `prompt` or `messages`";
-  if (has_prompt) return line["prompt"].is_string() ? "" : "`prompt` is not a text";
-  return std::string(ReadMessages(line["messages"]).status().message());
+  const auto messages = FindMessages(line);
+  if (!messages.ok()) return std::string(messages.status().message());
+  if (*messages != nullptr) return std::string(ReadMessages(**messages).status().message());
+  if (!line["prompt"].is_string()) return "`prompt` is no text and no list of messages";
+  return line["prompt"].get<std::string>().empty() ? "`prompt` is empty" : "";
 }
 
 std::string LineFault(absl::string_view text, const DatasetOptions& options) {
@@ -33,6 +34,10 @@ std::string LineFault(absl::string_view text, const DatasetOptions& options) {
 }
 }  // namespace
 
+std::string Dataset::PlaceOf(size_t index) const {
+  return index < numbers.size() ? absl::StrCat(name, ":", numbers[index]) : name;
+}
+
 absl::StatusOr<Dataset> ReadDataset(const std::string& path, const DatasetOptions& options) {
   ASSIGN_OR_RETURN(const std::string text, Files::Real().ReadAll(path));
   return ParseDataset(text, path, options);
@@ -41,6 +46,7 @@ absl::StatusOr<Dataset> ReadDataset(const std::string& path, const DatasetOption
 absl::StatusOr<Dataset> ParseDataset(const std::string& text, const std::string& name,
                                      const DatasetOptions& options) {
   Dataset dataset;
+  dataset.name = name;
   int64_t number = 0;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
@@ -57,6 +63,7 @@ absl::StatusOr<Dataset> ParseDataset(const std::string& text, const std::string&
       continue;
     }
     dataset.lines.emplace_back(line);
+    dataset.numbers.push_back(number);
   }
   if (dataset.lines.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -11,8 +11,12 @@
 
 namespace stretto::services {
 struct Dataset {
+  std::string name;                   // of the file
   std::vector<std::string> lines;     // valid ones, in file order
+  std::vector<int64_t> numbers;       // where each stands in the file, from 1
   std::vector<std::string> warnings;  // what was skipped: "train.jsonl:12: …"
+
+  std::string PlaceOf(size_t index) const;  // of a line: "train.jsonl:12"
 };
 
 struct DatasetOptions {

@@ -358,7 +358,8 @@ TEST_CASE("datasets are read line by line and bad lines are named") {
                          "d.jsonl:4: the key 'prompt' comes twice"));
   CHECK(absl::StartsWith(error("[1]"), "d.jsonl:4: expected a JSON object"));
   CHECK(absl::StartsWith(error("{\"text\": \"x\"}"), "d.jsonl:4: expected either"));
-  CHECK(absl::StartsWith(error("{\"prompt\": 5}"), "d.jsonl:4: `prompt` is not a text"));
+  CHECK(absl::StartsWith(error("{\"prompt\": 5}"),
+                         "d.jsonl:4: `prompt` is no text and no list of messages"));
   CHECK(absl::StartsWith(error("{\"messages\": []}"), "d.jsonl:4: 'messages': expected a list"));
   CHECK(absl::StartsWith(error("{\"messages\": [{\"role\": \"user\"}]}"),
                          "d.jsonl:4: 'messages[0].content' is missing"));

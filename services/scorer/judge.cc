@@ -21,7 +21,8 @@ absl::StatusOr<std::unique_ptr<Judge>> Judge::Create(const std::vector<RewardSpe
                                                      int64_t max_tokens, Metrics* metrics) {
   std::unique_ptr<Judge> judge(new Judge());
   judge->description_ = absl::StrCat("max_tokens ", max_tokens, "\n");
-  for (const RewardSpec& spec : specs) {
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const RewardSpec& spec = specs[i];
     Component component{
         .spec = spec,
         .verifier = nullptr,
@@ -34,7 +35,9 @@ absl::StatusOr<std::unique_ptr<Judge>> Judge::Create(const std::vector<RewardSpe
                                            .max_attempts = spec.max_attempts});
     } else {
       absl::StatusOr<std::unique_ptr<Verifier>> verifier = MakeVerifier(spec, max_tokens);
-      if (!verifier.ok()) return Annotate(verifier.status(), "rewards: " + NameOf(spec));
+      if (!verifier.ok()) {
+        return Annotate(verifier.status(), absl::StrCat("rewards[", i, "] (", NameOf(spec), ")"));
+      }
       component.verifier = *std::move(verifier);
     }
     judge->components_.push_back(std::move(component));

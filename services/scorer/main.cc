@@ -21,6 +21,7 @@ class ScorerProgram final : public Service {
   absl::Status Start(const ServiceContext& context) override {
     if (!context.run.has_value()) return absl::InvalidArgumentError("--run FILE is needed");
     const RunConfig& run = *context.run;
+    has_adapter_ = run.lora.enabled();
     const int64_t threads =
         context.flags.threads > 0 ? context.flags.threads : run.cluster.scorer_threads;
     ASSIGN_OR_RETURN(host_, OpenModelHost(OptionsOfRun(run, static_cast<int>(threads))));
@@ -45,9 +46,12 @@ class ScorerProgram final : public Service {
     Membership membership;
     membership.pool = v1::POOL_SCORER;
     membership.profile = host_->profile;
-    membership.version = [] {
+    // With an adapter to start from the run's first version is another than the reference.
+    const bool is_first = reference_ != nullptr && !has_adapter_;
+    membership.version = [this, is_first] {
       v1::PolicyVersion version;
-      version.set_number(-1);
+      version.set_number(is_first ? 0 : -1);
+      if (is_first) version.set_hash(reference_->hash());
       return version;
     };
     membership.notice = [this] { return judge_->trouble(); };
@@ -55,6 +59,7 @@ class ScorerProgram final : public Service {
   }
 
  private:
+  bool has_adapter_ = false;
   std::unique_ptr<ModelHost> host_;
   std::unique_ptr<Judge> judge_;
   std::unique_ptr<Reference> reference_;

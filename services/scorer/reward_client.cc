@@ -16,6 +16,25 @@
 
 namespace stretto::services {
 namespace {
+// What whoever runs it can do.
+absl::string_view AdviceOn(const absl::Status& trouble) {
+  switch (trouble.code()) {
+    case absl::StatusCode::kUnavailable:
+      return "Start it, or correct the reward's address in the run file (docs/run-file.md); "
+             "rewards "
+             "wait for it";
+    case absl::StatusCode::kUnimplemented:
+      return "What listens there is no stretto.v1.Reward service: correct the reward's address in "
+             "the run file, or what it serves (protos/stretto/v1/reward.proto); rewards wait for "
+             "it";
+    case absl::StatusCode::kDeadlineExceeded:
+      return "It is there but slow: the reward's timeout_ms in the run file says how long it may "
+             "take; rewards wait for it";
+    default:
+      return "It is there but failed: its own log says why; rewards wait for it";
+  }
+}
+
 class RewardClientImpl final : public RewardClient {
  public:
   explicit RewardClientImpl(const RewardClientOptions& options)
@@ -33,8 +52,8 @@ class RewardClientImpl final : public RewardClient {
         return rewards;
       }
       ++num_failures_;
-      SetTrouble(absl::StrCat("reward service ", options_.address,
-                              ", asked for rewards: ", rewards.status().message(), ". ", kAdvice));
+      SetTrouble(absl::StrCat("reward service ", options_.address, ", asked for rewards: ",
+                              rewards.status().message(), ". ", AdviceOn(rewards.status())));
       LogWarning("reward service ", options_.address, ", attempt ", attempt, " of ",
                  options_.max_attempts, ": ", rewards.status().ToString());
       if (attempt >= options_.max_attempts || cancelled()) {
@@ -49,8 +68,9 @@ class RewardClientImpl final : public RewardClient {
       SetTrouble("");
       return absl::OkStatus();
     }
-    const std::string text = absl::StrCat("no reward service answers at ", options_.address,
-                                          " (asked for ", timeout_ms / 1000, " s). ", kAdvice);
+    const std::string text =
+        absl::StrCat("no reward service answers at ", options_.address, " (asked for ",
+                     timeout_ms / 1000, " s). ", AdviceOn(absl::UnavailableError("")));
     SetTrouble(text);
     return absl::UnavailableError(text);
   }
@@ -100,9 +120,6 @@ class RewardClientImpl final : public RewardClient {
     return absl::UnavailableError(text + ": no connection");
   }
 
-  static constexpr char kAdvice[] =
-      "Start it, or correct the reward's address in the run file (docs/run-file.md); rewards wait "
-      "for it";
   const RewardClientOptions options_;
   const std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Reward::Stub> stub_;

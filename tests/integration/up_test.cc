@@ -86,7 +86,8 @@ TEST_CASE("an interrupted run resumes; with other settings it is refused") {
     Process up = Up(run, "first", {"train.steps=400"});
     REQUIRE(Eventually([&] { return Count(up.Log(), "\nstep ") >= 2; }, 60000));
     up.Signal(SIGINT);
-    CHECK(up.WaitForExit(kTimeoutMs) == 0);
+    CHECK(up.WaitForExit(kTimeoutMs) == 130);
+    CHECK(up.Log().find("stopped before its end") != std::string::npos);
   }
   const int64_t steps = Summary(run)["steps"];
   CHECK(steps >= 2);
@@ -153,7 +154,7 @@ TEST_CASE("a pause outlives the coordinator") {
   const size_t num_steps = Count(up.Log(), "\nstep ");
   CHECK(Eventually([&] { return Count(up.Log(), "\nstep ") > num_steps; }, 60000));
   up.Signal(SIGINT);
-  CHECK(up.WaitForExit(kTimeoutMs) == 0);
+  CHECK(up.WaitForExit(kTimeoutMs) == 130);
 }
 
 TEST_CASE("a run whose folder is removed fails, and says so") {
@@ -191,6 +192,58 @@ TEST_CASE("a damaged checkpoint that was passed over is told of") {
   INFO(again.Log());
   CHECK(again.Log().find("step-00000004 is damaged and was passed over") != std::string::npos);
   CHECK(Summary(run)["steps"] == 6);
+}
+
+TEST_CASE(
+    "checkpoints that were removed are told of; another model in the old one's place is refused") {
+  TestRunOptions options = Options();
+  options.algorithm = "algorithm: {kl_coef: 0.1}\n";
+  const TestRun run(options);
+  Process first = Up(run, "first", {"train.steps=2"});
+  REQUIRE(first.WaitForExit(kTimeoutMs) == 0);
+  std::filesystem::remove_all(run.run_dir() + "/checkpoints");
+  Process again = Up(run, "again", {"train.steps=3"});
+  CHECK(again.WaitForExit(kTimeoutMs) == 0);
+  INFO(again.Log());
+  CHECK(Count(again.Log(), "trainer-0 begins with version 0 though a checkpoint of version 2") ==
+        1);
+  CHECK(Summary(run)["steps"] == 3);
+  std::filesystem::remove_all(run.model());
+  WriteTestModel(run.model(), {.seed = 2});
+  Process other = Up(run, "other", {"train.steps=4"});
+  CHECK(other.WaitForExit(kTimeoutMs) == 1);
+  INFO(other.Log());
+  CHECK(other.Log().find("the files at model.path were replaced since") != std::string::npos);
+}
+
+TEST_CASE("prompts are looked at before anything starts; long ones are told of, or cut") {
+  const TestRun run(Options());
+  const std::string place = run.File("train.jsonl");
+  std::ofstream(place, std::ios::app)
+      << R"({"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"})"
+      << "\n"
+      << R"({"prompt": ")" << std::string(100, '7') << R"(", "answer": "2"})"
+      << "\n";
+  const std::vector<std::string> short_prompts = {"train.steps=2", "data.max_prompt_tokens=60"};
+  Process told = Up(run, "told", short_prompts);
+  CHECK(told.WaitForExit(kTimeoutMs) == 0);
+  INFO(told.Log());
+  CHECK(Count(told.Log(), "1 of the 34 prompts of") == 1);
+  CHECK(Count(told.Log(), "train.jsonl:34 has") == 1);
+  Process none = Up(run, "none", {"train.steps=2", "data.max_prompt_tokens=1"});
+  CHECK(none.WaitForExit(kTimeoutMs) == 2);
+  CHECK(Count(none.Log(), "34 of the 34 prompts of") == 1);
+  Process cut = Up(run, "cut",
+                   {"train.steps=2", "data.max_prompt_tokens=1", "run.name=cut",
+                    absl::StrCat("run.dir=", run.File("cut")), "data.on_long_prompt=cut"});
+  CHECK(cut.WaitForExit(kTimeoutMs) == 0);
+  INFO(cut.Log());
+  CHECK(Count(cut.Log(), "step 2/2") == 1);
+  std::ofstream(place, std::ios::app) << R"({"prompt": "", "answer": "2"})"
+                                      << "\n";
+  Process empty = Up(run, "empty", short_prompts);
+  CHECK(empty.WaitForExit(kTimeoutMs) == 2);
+  CHECK(Count(empty.Log(), "train.jsonl:35: `prompt` is empty") == 1);
 }
 }  // namespace
 }  // namespace stretto::testing
