@@ -24,6 +24,7 @@ void AddGenerateCommand(CLI::App& app, Command* chosen);
 void AddReportCommand(CLI::App& app, Command* chosen);
 void AddSftCommand(CLI::App& app, Command* chosen);
 void AddDpoCommand(CLI::App& app, Command* chosen);
+void AddRewardModelCommand(CLI::App& app, Command* chosen);
 
 // Prints "stretto: message" to stderr for a failure, which output that could not be written is too;
 // the exit code.

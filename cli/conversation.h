@@ -1,4 +1,4 @@
-// Dataset lines of `stretto sft` and `stretto dpo` as other tools write them.
+// Dataset lines of `stretto sft`, `dpo` and `reward-model` as other tools write them.
 #pragma once
 
 #include <string>

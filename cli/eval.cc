@@ -21,6 +21,7 @@
 #include "services/common/json_unique.h"
 #include "services/common/metrics.h"
 #include "services/scorer/judge.h"
+#include "services/scorer/reward_model.h"
 
 namespace stretto::cli {
 namespace {
@@ -179,10 +180,11 @@ absl::Status CheckQuestions(const std::vector<Question>& questions, const RunCon
 absl::StatusOr<std::unique_ptr<services::Judge>> MakeJudge(const EvalFlags& flags,
                                                            const RunConfig& run,
                                                            services::Metrics* metrics) {
-  auto judge = services::Judge::Create(run.rewards, run.rollout.max_tokens, metrics);
+  auto judge = services::Judge::Create(
+      run.rewards, {run.rollout.max_tokens, metrics, services::RewardModelsOf(run, flags.threads)});
   if (judge.ok() || !flags.pattern.has_value()) return judge;
   absl::string_view fault = judge.status().message();
-  absl::ConsumePrefix(&fault, "rewards: regex: ");
+  absl::ConsumePrefix(&fault, "rewards[0] (regex): ");
   return absl::Status(judge.status().code(), absl::StrCat("--pattern: ", fault));
 }
 

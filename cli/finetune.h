@@ -1,4 +1,4 @@
-// What `stretto sft` and `stretto dpo` share: flags, the model to start from, the order of
+// What `stretto sft`, `dpo` and `reward-model` share: flags, the model to start from, the order of
 // examples, the engine, and the folder that is written in the end.
 #pragma once
 

@@ -1,5 +1,5 @@
-// The steps of `stretto sft` and `stretto dpo`, with checkpoints beside the model that is to be
-// written: what is killed, or interrupted with Ctrl-C, goes on when the same command is given
+// The steps of `stretto sft`, `dpo` and `reward-model`, with checkpoints beside the model that is
+// to be written: what is killed, or interrupted with Ctrl-C, goes on when the same command is given
 // again, and arrives at the same bits as if nothing had happened.
 //
 //   OUT.checkpoints/step-00000100/…   engine/training/checkpoint.h; gone when OUT has been written
@@ -24,7 +24,7 @@ using TakeFinetuneStep =
 
 class FinetuneSession {
  public:
-  // `settings`: a JSON object of what decides the result beside the flags that sft and dpo share.
+  // `settings`: a JSON object of what decides the result beside the flags that they share.
   // FailedPrecondition: there are checkpoints of training with other settings or other data.
   // Reads the dataset once more, for its hash.
   static absl::StatusOr<FinetuneSession> Open(const FinetuneFlags& flags,

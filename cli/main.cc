@@ -123,6 +123,7 @@ int main(int argc, char** argv) {
   AddReportCommand(app, &chosen);
   AddSftCommand(app, &chosen);
   AddDpoCommand(app, &chosen);
+  AddRewardModelCommand(app, &chosen);
   for (CLI::App* command : app.get_subcommands({})) {
     command->set_version_flag("--version", std::string("stretto ") + stretto::kVersion);
   }

@@ -3,12 +3,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "engine/formats/model_files.h"
 #include "engine/prompt/prompt_encoder.h"
 #include "services/common/metrics.h"
 #include "services/common/model_host.h"
 #include "services/coordinator/dataset.h"
 #include "services/scorer/judge.h"
+#include "services/scorer/reward_model.h"
 
 namespace stretto::cli {
 namespace {
@@ -21,8 +21,7 @@ constexpr int64_t kPromptsNs = 200'000'000;
 // All of a model's files but the weights are looked at.
 absl::StatusOr<std::unique_ptr<engine::PromptEncoder>> OpenPrompts(
     const services::ModelHostOptions& options) {
-  ASSIGN_OR_RETURN(const auto files, engine::OpenModel(options.path));
-  RETURN_IF_ERROR(engine::CheckShapes(files.config, *files.tensors));
+  ASSIGN_OR_RETURN(const auto files, services::OpenFiles(options));
   RETURN_IF_ERROR(services::ContextOf(options, files.config).status());
   return engine::PromptEncoder::Open(files, options.prompts);
 }
@@ -80,8 +79,15 @@ absl::Status CheckRun(const RunConfig& run, std::vector<std::string>* notes) {
     draft.prompts.chat_optional = true;
     RETURN_IF_ERROR(OpenPrompts(draft).status());
   }
+  // Of a reward model what can be known without its weights.
+  const auto open =
+      [&run](
+          const RewardSpec& spec) -> absl::StatusOr<std::unique_ptr<services::CompletionScorer>> {
+    RETURN_IF_ERROR(OpenPrompts(services::OptionsOfRewardModel(run, spec, 0)).status());
+    return nullptr;
+  };
   services::Metrics metrics;
-  const auto judge = services::Judge::Create(run.rewards, run.rollout.max_tokens, &metrics);
+  const auto judge = services::Judge::Create(run.rewards, {run.rollout.max_tokens, &metrics, open});
   if (!judge.ok()) return Annotate(judge.status(), run.source_path);
   return (*judge)->Probe(kProbeMs);
 }

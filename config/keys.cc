@@ -321,10 +321,10 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
 
 const std::vector<KeyDef<RewardSpec>>& RewardKeys() {
   static const auto* keys = new std::vector<KeyDef<RewardSpec>>{
-      REWARD_KEY(
-          type,
-          OneOf({"exact", "contains", "integer", "numeric", "regex", "length", "json", "service"}),
-          "What judges. Required."),
+      REWARD_KEY(type,
+                 OneOf({"exact", "contains", "integer", "numeric", "regex", "length", "json",
+                        "service", "model"}),
+                 "What judges. Required."),
       REWARD_KEY(name, NameRule(), "In metrics; unique. Empty: the type."),
       REWARD_KEY(weight, Any(), "A rollout's reward is the weighted sum."),
       REWARD_KEY(answer_field, Any(), "Field of the data line to compare with.", "exact",
@@ -344,6 +344,15 @@ const std::vector<KeyDef<RewardSpec>>& RewardKeys() {
       REWARD_KEY(timeout_ms, Between(1, 3600000), "Of one call.", "service"),
       REWARD_KEY(max_attempts, Between(1, 100), "Calls, after which the group is replaced.",
                  "service"),
+      REWARD_KEY(path, ExistingPath(),
+                 "Folder of a reward model (`…ForSequenceClassification` with one label, as "
+                 "`stretto reward-model` and other tools write them), relative to the run file. "
+                 "Scorers compute its scores of prompt and completion; its tokenizer may be "
+                 "another than the policy's. Required.",
+                 "model"),
+      REWARD_KEY(chat_format, Any(),
+                 "How it reads a conversation: `auto` (its own template) or a format's name.",
+                 "model"),
   };
   return *keys;
 }

@@ -57,6 +57,7 @@ std::string HashOf(RunConfig config) {
   config.model.path = last_part(config.model.path);
   config.lora.adapter = last_part(config.lora.adapter);
   config.ppo.critic_model = last_part(config.ppo.critic_model);
+  for (RewardSpec& reward : config.rewards) reward.path = last_part(reward.path);
   config.data.train = last_part(config.data.train);
   config.data.eval = last_part(config.data.eval);
   const std::string backend = config.cluster.backend;

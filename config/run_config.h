@@ -73,7 +73,8 @@ struct RolloutSection {
 
 // One verifier or service; a rollout's reward is the weighted sum.
 struct RewardSpec {
-  std::string type;  // exact | contains | integer | numeric | regex | length | json | service
+  // exact | contains | integer | numeric | regex | length | json | service | model
+  std::string type;
   std::string name;  // in metrics; default: type
   double weight = 1.0;
   std::string answer_field =
@@ -88,6 +89,8 @@ struct RewardSpec {
   std::string address;                     // service: host:port of a stretto.v1.Reward service
   int64_t timeout_ms = 10000;              // service
   int64_t max_attempts = 3;                // service: then the group is replaced
+  std::string path;                        // model: a reward model's folder
+  std::string chat_format = "auto";        // model: of its prompts, as model.chat_format
 };
 
 struct AlgorithmSection {

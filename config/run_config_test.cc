@@ -202,8 +202,12 @@ TEST_CASE("errors name file, line, key and what is expected") {
       {"  - regex\n", "run.yaml:7: rewards[1]. expected keys with values (type: …), found 'regex'"},
       {"  - weight: 1\n",
        "run.yaml: rewards[1].type: expected one of exact, contains, integer, numeric, regex, "
-       "length, json, "
-       "service, found nothing"},
+       "length, json, service, model, found nothing"},
+      {"  - type: model\n",
+       "run.yaml: rewards[1].path: expected the path of a reward model, found nothing"},
+      {"    path: x\n",
+       "run.yaml:7: rewards[0].path: only for rewards of type model; this one is of type "
+       "'integer'"},
   };
   for (const Case& c : cases) CHECK(f.Error(kMinimal + c.extra) == c.message);
 }

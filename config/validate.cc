@@ -86,6 +86,15 @@ absl::Status CheckReward(const RunConfig& c, const Origins& origins, size_t inde
                            absl::StrCat("'", reward.address, "'"));
     }
   }
+  if (reward.type == "model") {
+    const std::string what = "the path of a reward model";
+    RETURN_IF_ERROR(CheckRequired(origins, prefix + "path", reward.path, what));
+    std::error_code ec;
+    if (!std::filesystem::exists(reward.path, ec)) {
+      return origins.Error(prefix + "path", what,
+                           absl::StrCat("'", reward.path, "', which does not exist"));
+    }
+  }
   if (reward.type == "length") {
     RETURN_IF_ERROR(CheckBelow(origins, prefix + "target_tokens", reward.target_tokens,
                                "rollout.max_tokens", c.rollout.max_tokens));

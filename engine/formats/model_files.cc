@@ -153,8 +153,8 @@ absl::StatusOr<ModelFiles> OpenModel(const std::string& path) {
   return absl::InvalidArgumentError(absl::StrCat(
       path,
       ": a reward model (architectures: …ForSequenceClassification), which gives a score "
-      "instead of tokens: expected a model that writes (…ForCausalLM). A critic may begin "
-      "with it: ppo.critic_model"));
+      "instead of tokens: expected a model that writes (…ForCausalLM). Rewards may come "
+      "from it (type: model), and a critic may begin with it (ppo.critic_model)"));
 }
 
 absl::Status CheckShapes(const ModelConfig& config, const TensorSource& source) {

@@ -73,6 +73,19 @@ absl::StatusOr<int64_t> ContextOf(const ModelHostOptions& options,
       most, " (--max-sequence-length, or model.max_sequence_length in the run file)"));
 }
 
+absl::StatusOr<engine::ModelFiles> OpenFiles(const ModelHostOptions& options) {
+  ASSIGN_OR_RETURN(auto files, options.scores ? engine::OpenModelOfAnyHead(options.path)
+                                              : engine::OpenModel(options.path));
+  if (options.scores && !files.config.value_head) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.path,
+        ": a model that writes (…ForCausalLM): expected a reward model, which gives a score "
+        "(…ForSequenceClassification with one label; `stretto reward-model` makes one)"));
+  }
+  RETURN_IF_ERROR(BlameFile(engine::CheckShapes(files.config, *files.tensors)));
+  return files;
+}
+
 namespace {
 // Makes what the files' headers and the options decide.
 absl::Status MakeDevice(const ModelHostOptions& options, ModelHost* host) {
@@ -111,8 +124,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> OpenModelHost(
   auto host = std::make_unique<ModelHost>();
   ASSIGN_OR_RETURN(host->dtype, ParseDType(options.dtype));
   ASSIGN_OR_RETURN(host->weight_format, engine::ParseWeightFormat(options.weight_dtype));
-  ASSIGN_OR_RETURN(host->files, engine::OpenModel(options.path));
-  RETURN_IF_ERROR(BlameFile(engine::CheckShapes(host->files.config, *host->files.tensors)));
+  ASSIGN_OR_RETURN(host->files, OpenFiles(options));
   absl::StatusOr<std::unique_ptr<engine::PromptEncoder>> prompts;
   std::thread reader([&] { prompts = engine::PromptEncoder::Open(host->files, options.prompts); });
   absl::Status made = MakeDevice(options, host.get());

@@ -24,10 +24,11 @@ struct ModelHostOptions {
   std::string dtype = "bf16";         // bf16 or f32
   std::string weight_dtype = "bf16";  // bf16 (as dtype says), int8, int4 or fp8: of matrices
   std::string kv_dtype = "bf16";      // bf16 (as dtype says), int8 or fp8: of the KV cache
-  engine::PromptOptions prompts;      // chat format and system prompt, as in the run file
-  int64_t k_leaves = 1;               // of sums over what leaves share, as in the run file
-  int64_t max_sequence_length = 0;    // 0: the model's own, at most
-  int64_t most_by_default = 4096;     // so many
+  bool scores = false;  // a reward model (one score a sequence) instead of one that writes
+  engine::PromptOptions prompts;    // chat format and system prompt, as in the run file
+  int64_t k_leaves = 1;             // of sums over what leaves share, as in the run file
+  int64_t max_sequence_length = 0;  // 0: the model's own, at most
+  int64_t most_by_default = 4096;   // so many
   std::string backend = "cpu";
   bool exact = true;  // DeviceOptions::exact
   int threads = 0;
@@ -38,6 +39,9 @@ ModelHostOptions OptionsOfRun(const RunConfig& run, int threads);
 // Tokens that a sequence may have. InvalidArgument: more than the model was made for.
 absl::StatusOr<int64_t> ContextOf(const ModelHostOptions& options,
                                   const engine::ModelConfig& config);
+
+// The model's files with all that their headers say checked. Weights are not read.
+absl::StatusOr<engine::ModelFiles> OpenFiles(const ModelHostOptions& options);
 
 struct ModelHost {
   engine::ModelFiles files;

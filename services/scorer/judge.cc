@@ -11,37 +11,45 @@ std::string Describe(const RewardSpec& spec) {
   return absl::StrCat(spec.type, "|", spec.name, "|", spec.weight, "|", spec.answer_field, "|",
                       spec.tolerance, "|", spec.take, "|", spec.ignore_case, "|", spec.pattern, "|",
                       spec.target_tokens, "|", absl::StrJoin(spec.required_keys, ","), "|",
-                      spec.address, "\n");
+                      spec.address, "|", spec.path, "|", spec.chat_format, "\n");
 }
 
 std::string NameOf(const RewardSpec& spec) { return spec.name.empty() ? spec.type : spec.name; }
 }  // namespace
 
+absl::Status Judge::Open(const JudgeOptions& options, Component* component) {
+  const RewardSpec& spec = component->spec;
+  if (spec.type == "service") {
+    component->client = MakeRewardClient({.address = spec.address,
+                                          .timeout_ms = spec.timeout_ms,
+                                          .max_attempts = spec.max_attempts});
+    return absl::OkStatus();
+  }
+  if (spec.type == "model") {
+    if (!options.open_model) return absl::UnimplementedError("reward models don't judge here");
+    ASSIGN_OR_RETURN(component->model, options.open_model(spec));
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(component->verifier, MakeVerifier(spec, options.max_tokens));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<Judge>> Judge::Create(const std::vector<RewardSpec>& specs,
-                                                     int64_t max_tokens, Metrics* metrics) {
+                                                     const JudgeOptions& options) {
   std::unique_ptr<Judge> judge(new Judge());
-  judge->description_ = absl::StrCat("max_tokens ", max_tokens, "\n");
+  judge->description_ = absl::StrCat("max_tokens ", options.max_tokens, "\n");
   for (size_t i = 0; i < specs.size(); ++i) {
-    const RewardSpec& spec = specs[i];
-    Component component{
-        .spec = spec,
-        .verifier = nullptr,
-        .client = nullptr,
-        .failures = metrics->counter("stretto_scorer_reward_failures_total",
-                                     "Rewards that could not be had.", {{"reward", NameOf(spec)}})};
-    if (spec.type == "service") {
-      component.client = MakeRewardClient({.address = spec.address,
-                                           .timeout_ms = spec.timeout_ms,
-                                           .max_attempts = spec.max_attempts});
-    } else {
-      absl::StatusOr<std::unique_ptr<Verifier>> verifier = MakeVerifier(spec, max_tokens);
-      if (!verifier.ok()) {
-        return Annotate(verifier.status(), absl::StrCat("rewards[", i, "] (", NameOf(spec), ")"));
-      }
-      component.verifier = *std::move(verifier);
-    }
+    Component component{.spec = specs[i],
+                        .verifier = nullptr,
+                        .client = nullptr,
+                        .model = nullptr,
+                        .failures = options.metrics->counter("stretto_scorer_reward_failures_total",
+                                                             "Rewards that could not be had.",
+                                                             {{"reward", NameOf(specs[i])}})};
+    RETURN_IF_ERROR(Annotate(Open(options, &component),
+                             absl::StrCat("rewards[", i, "] (", NameOf(specs[i]), ")")));
     judge->components_.push_back(std::move(component));
-    absl::StrAppend(&judge->description_, Describe(spec));
+    absl::StrAppend(&judge->description_, Describe(specs[i]));
   }
   return judge;
 }
@@ -58,6 +66,7 @@ std::vector<absl::StatusOr<double>> Judge::Values(const Component& component,
     }
     return values;
   }
+  if (component.model != nullptr) return component.model->Score(query);
   RewardQuery ask{.run_id = query.run_id, .prompt_json = query.line_json, .completions = {}};
   for (const JudgedCompletion& completion : query.completions) {
     ask.completions.push_back(completion.text);

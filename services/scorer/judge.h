@@ -1,4 +1,5 @@
-// Rewards of completions: the weighted sum of the run file's verifiers and reward services. A
+// Rewards of completions: the weighted sum of the run file's verifiers, reward services and reward
+// models. A
 // component that could not be had is an error of the completion, never a zero. Thread-safe; blocks
 // for the reward services. Knows neither gRPC nor the model.
 #pragma once
@@ -38,11 +39,26 @@ struct JudgeQuery {
   std::vector<JudgedCompletion> completions;
 };
 
+// Scores by something that needs a model. Thread-safe.
+class CompletionScorer {
+ public:
+  virtual ~CompletionScorer() = default;
+  // A finite number or why there is none, by completion. Blocks for the computation.
+  virtual std::vector<absl::StatusOr<double>> Score(const JudgeQuery& query) = 0;
+};
+
+struct JudgeOptions {
+  int64_t max_tokens = 0;      // rollout.max_tokens
+  Metrics* metrics = nullptr;  // failures are counted there; outlives the judge
+  // Opens what judges by a reward of type model; null where it isn't to be asked (only checked).
+  std::function<absl::StatusOr<std::unique_ptr<CompletionScorer>>(const RewardSpec&)> open_model;
+};
+
 class Judge {
  public:
-  // Errors of MakeVerifier. Counts rewards and failures in `metrics`, which outlives the judge.
+  // Errors of MakeVerifier and `open_model`, with the reward's place in the list.
   static absl::StatusOr<std::unique_ptr<Judge>> Create(const std::vector<RewardSpec>& specs,
-                                                       int64_t max_tokens, Metrics* metrics);
+                                                       const JudgeOptions& options);
   // One judgement a completion. INVALID_ARGUMENT: the line is no JSON object.
   absl::StatusOr<std::vector<Judgement>> Score(const JudgeQuery& query,
                                                const std::function<bool()>& cancelled);
@@ -57,11 +73,13 @@ class Judge {
  private:
   struct Component {
     RewardSpec spec;
-    std::unique_ptr<Verifier> verifier;  // or
-    std::unique_ptr<RewardClient> client;
+    std::unique_ptr<Verifier> verifier;    // or
+    std::unique_ptr<RewardClient> client;  // or
+    std::unique_ptr<CompletionScorer> model;
     Counter failures;
   };
   Judge() = default;
+  static absl::Status Open(const JudgeOptions& options, Component* component);
   // One value or failure a completion.
   std::vector<absl::StatusOr<double>> Values(const Component& component, const JudgeQuery& query,
                                              const nlohmann::json& line,

@@ -5,6 +5,7 @@
 #include "grpcpp/impl/service_type.h"
 #include "services/common/log.h"
 #include "services/common/service_main.h"
+#include "services/scorer/reward_model.h"
 #include "services/scorer/scorer_service.h"
 
 namespace stretto::services {
@@ -25,7 +26,9 @@ class ScorerProgram final : public Service {
     const int64_t threads =
         context.flags.threads > 0 ? context.flags.threads : run.cluster.scorer_threads;
     ASSIGN_OR_RETURN(host_, OpenModelHost(OptionsOfRun(run, static_cast<int>(threads))));
-    ASSIGN_OR_RETURN(judge_, Judge::Create(run.rewards, run.rollout.max_tokens, context.metrics));
+    ASSIGN_OR_RETURN(judge_,
+                     Judge::Create(run.rewards, {run.rollout.max_tokens, context.metrics,
+                                                 RewardModelsOf(run, static_cast<int>(threads))}));
     // Said at once, not after the first rollouts; the run waits for it.
     if (absl::Status status = judge_->Probe(kProbeMs); !status.ok()) LogWarning(status.message());
     if (run.algorithm.kl_coef > 0 || run.algorithm.kl_target > 0) {

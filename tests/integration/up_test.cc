@@ -245,5 +245,63 @@ TEST_CASE("prompts are looked at before anything starts; long ones are told of, 
   CHECK(empty.WaitForExit(kTimeoutMs) == 2);
   CHECK(Count(empty.Log(), "train.jsonl:35: `prompt` is empty") == 1);
 }
+
+TEST_CASE("a reward model that preferences have trained judges a run") {
+  TestRunOptions options;
+  options.rewards = "rewards: [{type: model, path: judge, chat_format: none, name: judge}]\n";
+  const TestRun run(options);
+  std::ofstream pairs(run.File("pairs.jsonl"));
+  for (int i = 0; i < 16; ++i) {
+    pairs << R"({"prompt": ")" << i << R"(+1=", "chosen": "abc", "rejected": ")" << i << R"(7"})"
+          << "\n";
+  }
+  pairs.close();
+  const auto train = [&run](const std::string& model, const std::string& out,
+                            const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"reward-model",
+                                          "--model",
+                                          run.File(model),
+                                          "--data",
+                                          run.File("pairs.jsonl"),
+                                          "--out",
+                                          run.File(out),
+                                          "--steps",
+                                          "30",
+                                          "--batch",
+                                          "8",
+                                          "--lr",
+                                          "3e-3",
+                                          "--warmup",
+                                          "2",
+                                          "--chat-format",
+                                          "none",
+                                          "--max-sequence-length",
+                                          "64"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Process("stretto", std::move(arguments), run.LogOf(out));
+  };
+  Process adapter = train("model", "adapter", {"--lora-rank", "2"});
+  CHECK(adapter.WaitForExit(kTimeoutMs) == 2);
+  CHECK(Count(adapter.Log(), "a reward model is trained whole") == 1);
+  Process trained = train("model", "judge", {});
+  CHECK(trained.WaitForExit(kTimeoutMs) == 0);
+  INFO(trained.Log());
+  CHECK(Count(trained.Log(), "step 1/30  loss 0.6931") == 1);  // log 2: a head of zeros
+  CHECK(Count(trained.Log(), "step 30/30") == 1);
+  CHECK(Count(trained.Log(), "accuracy 1.000") >= 1);
+  // It is one to begin with, too.
+  Process further = train("judge", "judge2", {});
+  CHECK(further.WaitForExit(kTimeoutMs) == 0);
+  CHECK(Count(further.Log(), "step 1/30  loss 0.6931") == 0);
+  Process up = Up(run, "up", {"train.steps=2"});
+  CHECK(up.WaitForExit(kTimeoutMs) == 0);
+  INFO(up.Log());
+  CHECK(Count(up.Log(), "step 2/2") == 1);
+  CHECK(Count(up.Log(), "reward 0.000") == 0);
+  Process writes =
+      Up(run, "writes", {"train.steps=2", absl::StrCat("rewards[0].path=", run.model())});
+  CHECK(writes.WaitForExit(kTimeoutMs) == 2);
+  CHECK(Count(writes.Log(), "expected a reward model") == 1);
+}
 }  // namespace
 }  // namespace stretto::testing
