@@ -58,7 +58,7 @@ void JoinGroups(std::vector<Group>& groups) {
   std::vector<double> bits;
   double total = 0;
   for (const Group& group : groups) total += bits.emplace_back(group.Bits());
-  const double much = std::max(64.0, total * 0.003);
+  const double much = std::max(64.0, total * 0.01);
   while (groups.size() > 1) {
     double least = 0;
     size_t best = 0;
