@@ -237,7 +237,7 @@ Bytes EncodeBf16(absl::Span<const uint8_t> base, absl::Span<const uint8_t> next)
   return coded;
 }
 
-// `apply`: DecodeGrid, ApplySteps or ApplyChangeBits.
+// `apply`: DecodeGrid's, ApplySteps or ApplyChangeBits.
 template <class Apply>
 absl::Status ApplyBf16(const Apply& apply, absl::Span<const uint8_t> base,
                        absl::Span<const uint8_t> in, absl::Span<uint8_t> out) {
@@ -250,6 +250,19 @@ absl::Status ApplyBf16(const Apply& apply, absl::Span<const uint8_t> base,
   RETURN_IF_ERROR(apply(before.span(), in, absl::MakeSpan(after)));
   std::memcpy(out.data(), after.data(), out.size());
   return absl::OkStatus();
+}
+
+// Larger than what stays in the caches is looked at while it is written.
+absl::Status ApplyGrid(absl::Span<const uint8_t> base, absl::Span<const uint8_t> in,
+                       absl::Span<uint8_t> out, SeeBytes see) {
+  const auto see_elements = [&](absl::Span<const uint16_t> piece) {
+    see({reinterpret_cast<const uint8_t*>(piece.data()), piece.size() * sizeof(uint16_t)});
+  };
+  const auto apply = [&](absl::Span<const uint16_t> before, absl::Span<const uint8_t> bytes,
+                         absl::Span<uint16_t> after) {
+    return DecodeGrid(before, bytes, after, see_elements);
+  };
+  return ApplyBf16(apply, base, in, out);
 }
 
 bool IsUnchanged(absl::Span<const uint8_t> delta) {
@@ -272,10 +285,10 @@ Bytes EncodeDelta(DType dtype, absl::Span<const uint8_t> base, absl::Span<const 
   return sparse.empty() || whole.size() < sparse.size() ? whole : sparse;
 }
 
-absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
-                        absl::Span<const uint8_t> delta, absl::Span<uint8_t> out) {
-  STRETTO_CHECK(base.size() == out.size() && base.size() % SizeOf(dtype) == 0);
-  if (delta.empty()) return Corrupt("it is empty");
+namespace {
+// All modes but kGrid of bf16.
+absl::Status Apply(DType dtype, absl::Span<const uint8_t> base, absl::Span<const uint8_t> delta,
+                   absl::Span<uint8_t> out) {
   absl::Span<const uint8_t> in = delta.subspan(1);
   switch (delta[0]) {
     case kUnchanged:
@@ -287,7 +300,6 @@ absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
       if (SizeOf(dtype) == 4) return ApplySparse<uint32_t>(base, in, out);
       return Corrupt("a sparse delta of a dtype that has none");
     case kGrid:
-      if (dtype == DType::kBF16) return ApplyBf16(DecodeGrid, base, in, out);
       return Corrupt("bf16 steps for another dtype");
     case kSteps:
       if (dtype == DType::kBF16) return ApplyBf16(ApplySteps, base, in, out);
@@ -301,6 +313,24 @@ absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
       return Corrupt(absl::StrCat("unknown mode ", delta[0],
                                   "; is its sender of another release? All run the same one"));
   }
+}
+}  // namespace
+
+absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
+                        absl::Span<const uint8_t> delta, absl::Span<uint8_t> out, SeeBytes see) {
+  STRETTO_CHECK(base.size() == out.size() && base.size() % SizeOf(dtype) == 0);
+  if (delta.empty()) return Corrupt("it is empty");
+  if (delta[0] == kGrid && dtype == DType::kBF16) {
+    return ApplyGrid(base, delta.subspan(1), out, see);
+  }
+  RETURN_IF_ERROR(Apply(dtype, base, delta, out));
+  see(out);
+  return absl::OkStatus();
+}
+
+absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
+                        absl::Span<const uint8_t> delta, absl::Span<uint8_t> out) {
+  return ApplyDelta(dtype, base, delta, out, [](absl::Span<const uint8_t>) {});
 }
 
 absl::StatusOr<Bytes> ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
@@ -354,8 +384,11 @@ absl::Status VersionPatch::Add(absl::Span<const uint8_t> delta) {
   const size_t size = base_.tensors[i].size();
   std::shared_ptr<uint8_t> next = TakeBytes(size);
   const absl::Span<uint8_t> out(next.get(), size);
-  error_ = Annotate(ApplyDelta(entry.dtype, base_.tensors[i].span(), delta, out), entry.name);
-  if (error_.ok() && TensorHash(out) != entry.hash) {
+  TensorHasher hasher;
+  error_ = Annotate(ApplyDelta(entry.dtype, base_.tensors[i].span(), delta, out,
+                               [&](absl::Span<const uint8_t> piece) { hasher.Add(piece); }),
+                    entry.name);
+  if (error_.ok() && hasher.Hash() != entry.hash) {
     error_ = Corrupt(
         absl::StrCat("the bytes of tensor ", entry.name, " do not have the manifest's hash"));
   }

@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "engine/weights/version.h"
@@ -41,6 +42,10 @@ Bytes EncodeDelta(DType dtype, absl::Span<const uint8_t> base, absl::Span<const 
 // takes more memory than a small multiple of the base. Pure.
 absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
                         absl::Span<const uint8_t> delta, absl::Span<uint8_t> out);
+// The same; `see` sees the result piece by piece, in order, in the caches where that is possible.
+using SeeBytes = absl::FunctionRef<void(absl::Span<const uint8_t>)>;
+absl::Status ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
+                        absl::Span<const uint8_t> delta, absl::Span<uint8_t> out, SeeBytes see);
 absl::StatusOr<Bytes> ApplyDelta(DType dtype, absl::Span<const uint8_t> base,
                                  absl::Span<const uint8_t> delta);
 

@@ -196,7 +196,7 @@ class GridDecoder {
     return NextOther();
   }
 
-  absl::Status Add(const Chunk& base, uint16_t* out) {
+  absl::Status Add(const Chunk& base, uint16_t* out, SeeElements see) {
     const Lines lines = base.lines();
     GroupLines(groups_, lines, chunk_);
     changed_ = {};
@@ -218,6 +218,7 @@ class GridDecoder {
       RETURN_IF_ERROR(NextOther());
     }
     StreamElements(next_.data(), base.size(), out);
+    see({next_.data(), base.size()});
     begin_ += base.size();
     return absl::OkStatus();
   }
@@ -284,13 +285,13 @@ Bytes EncodeGrid(const GridPlan& plan, absl::Span<const uint16_t> base,
 }
 
 absl::Status DecodeGrid(absl::Span<const uint16_t> base, absl::Span<const uint8_t> bytes,
-                        absl::Span<uint16_t> out) {
+                        absl::Span<uint16_t> out, SeeElements see) {
   Parts parts;
   RETURN_IF_ERROR(ReadParts(bytes, parts));
   GridDecoder decoder(parts);
   RETURN_IF_ERROR(decoder.Start(parts));
   for (size_t begin = 0; begin < base.size(); begin += kChunk) {
-    RETURN_IF_ERROR(decoder.Add(Chunk(base, begin), out.data() + begin));
+    RETURN_IF_ERROR(decoder.Add(Chunk(base, begin), out.data() + begin, see));
   }
   return decoder.Finish();
 }

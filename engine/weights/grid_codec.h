@@ -26,6 +26,7 @@
 
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "engine/weights/grid_plan.h"
@@ -36,8 +37,11 @@ namespace stretto::engine {
 Bytes EncodeGrid(const GridPlan& plan, absl::Span<const uint16_t> base,
                  absl::Span<const uint16_t> next);
 
+// Whoever sees a result piece by piece, in order, while it is in the caches.
+using SeeElements = absl::FunctionRef<void(absl::Span<const uint16_t>)>;
+
 // Writes what `next` was into `out`, as large as `base`. DATA_LOSS for bytes that no encoder
 // writes, as far as they show; a version's hashes tell the rest. Pure.
 absl::Status DecodeGrid(absl::Span<const uint16_t> base, absl::Span<const uint8_t> bytes,
-                        absl::Span<uint16_t> out);
+                        absl::Span<uint16_t> out, SeeElements see);
 }  // namespace stretto::engine

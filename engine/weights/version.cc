@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
+#define XXH_STATIC_LINKING_ONLY  // the state of a hash
 #include "xxhash.h"
 
 namespace stretto::engine {
@@ -84,6 +85,19 @@ int64_t TensorEntry::NumBytes() const {
 std::string TensorHash(absl::Span<const uint8_t> bytes) {
   return Hex(XXH3_128bits(bytes.data(), bytes.size()));
 }
+
+// Its members want to be aligned.
+struct TensorHasher::State {
+  XXH3_state_t hash;
+};
+TensorHasher::TensorHasher() : state_(std::make_unique<State>()) {
+  XXH3_128bits_reset(&state_->hash);
+}
+TensorHasher::~TensorHasher() = default;
+void TensorHasher::Add(absl::Span<const uint8_t> piece) {
+  XXH3_128bits_update(&state_->hash, piece.data(), piece.size());
+}
+std::string TensorHasher::Hash() const { return Hex(XXH3_128bits_digest(&state_->hash)); }
 
 std::string VersionName(int64_t number, absl::string_view hash) {
   return absl::StrCat("version ", number, hash.empty() ? "" : absl::StrCat(" (", hash, ")"));

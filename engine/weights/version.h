@@ -60,6 +60,19 @@ struct TensorEntry {
 using Manifest = std::vector<TensorEntry>;
 
 std::string TensorHash(absl::Span<const uint8_t> bytes);
+// The same of bytes that come in pieces.
+class TensorHasher {
+ public:
+  TensorHasher();
+  ~TensorHasher();
+  TensorHasher(const TensorHasher&) = delete;
+  void Add(absl::Span<const uint8_t> piece);
+  std::string Hash() const;
+
+ private:
+  struct State;
+  const std::unique_ptr<State> state_;
+};
 std::string ManifestHash(const Manifest& manifest);
 
 // Shapes are sane, names unique and not empty, hashes 32 hex digits, no more than `max_bytes` in
