@@ -119,9 +119,12 @@ void Coordinator::PublishRankMetrics() {
     metrics.gauge("stretto_rank_compute_seconds", "Of the last step, without exchanges.", labels)
         .Set(rank.compute_seconds);
     metrics
-        .gauge("stretto_rank_grad_norm",
-               "Of the loss, by the log-probs of the rank's own tokens of the last step.", labels)
-        .Set(rank.grad_norm);
+        .gauge(
+            "stretto_rank_gradient",
+            "Of the last step's loss, by the log-probs of the rank's own tokens: root of the mean "
+            "square of those that aren't 0.",
+            labels)
+        .Set(rank.gradient);
     metrics.gauge("stretto_rank_slow", "1: computes slower than the others.", labels)
         .Set(rank.is_slow ? 1 : 0);
     metrics.gauge("stretto_rank_large_gradients", "1: gradients unlike the others'.", labels)

@@ -84,7 +84,7 @@ TEST_CASE("a rank that is slower than the others, or has other gradients, is nam
   const auto step = [&](int64_t number, double seconds_of_b, double norm_of_c) {
     const auto rank = [](double seconds, double norm) {
       return RankHealth::Metrics{
-          {"train_seconds", 10}, {"collective_seconds", 10 - seconds}, {"rank_grad_norm", norm}};
+          {"train_seconds", 10}, {"collective_seconds", 10 - seconds}, {"rank_gradient", norm}};
     };
     return health.Add(
         number, {{"a", rank(1, 1)}, {"b", rank(seconds_of_b, 1)}, {"c", rank(1.1, norm_of_c)}});
@@ -102,6 +102,10 @@ TEST_CASE("a rank that is slower than the others, or has other gradients, is nam
   CHECK(health.ranks().at("c").has_large_gradients);
   CHECK(step(7, 1, 1).empty());
   REQUIRE(step(8, 1, std::nan("")).size() == 1);
+  CHECK(step(9, 1, 0).empty());  // no group of it has a signal
+  // Of two the one that has all the signal isn't unlike the other.
+  RankHealth two;
+  CHECK(two.Add(1, {{"a", {{"rank_gradient", 0.5}}}, {"b", {{"rank_gradient", 0}}}}).empty());
 }
 }  // namespace
 }  // namespace stretto::services

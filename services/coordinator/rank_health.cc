@@ -17,13 +17,13 @@ double Value(const RankHealth::Metrics& metrics, const char* name) {
   return found == metrics.end() ? 0 : found->second;
 }
 
-// Of all ranks but one.
+// Of all ranks but one, without those that have nothing of it.
 template <class Get>
 double MedianOfOthers(const std::map<std::string, RankHealth::Rank>& ranks, const std::string& name,
                       const Get& get) {
   std::vector<double> values;
   for (const auto& [other, rank] : ranks) {
-    if (other != name && std::isfinite(get(rank))) values.push_back(get(rank));
+    if (other != name && std::isfinite(get(rank)) && get(rank) > 0) values.push_back(get(rank));
   }
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -38,7 +38,7 @@ std::vector<std::string> RankHealth::Add(int64_t step,
     Rank& rank = now[name] = ranks_[name];
     rank.compute_seconds =
         std::max(0.0, Value(metrics, "train_seconds") - Value(metrics, "collective_seconds"));
-    rank.grad_norm = Value(metrics, "rank_grad_norm");
+    rank.gradient = Value(metrics, "rank_gradient");
   }
   ranks_ = std::move(now);
   std::vector<std::string> notes;
@@ -56,13 +56,13 @@ std::vector<std::string> RankHealth::Add(int64_t step,
           absl::StrFormat("%s is slow: it computed %.2f s of step %d, the others' median is %.2f s",
                           name, rank.compute_seconds, step, seconds));
     }
-    const double norm = MedianOfOthers(ranks_, name, [](const Rank& r) { return r.grad_norm; });
+    const double norm = MedianOfOthers(ranks_, name, [](const Rank& r) { return r.gradient; });
     const bool is_large =
-        !std::isfinite(rank.grad_norm) || (norm > 0 && rank.grad_norm > kLargeFactor * norm);
+        !std::isfinite(rank.gradient) || (norm > 0 && rank.gradient > kLargeFactor * norm);
     if (is_large && !rank.has_large_gradients) {
       notes.push_back(absl::StrFormat(
-          "%s has gradients unlike the others' in step %d: norm %g, the others' median is %g", name,
-          step, rank.grad_norm, norm));
+          "%s has gradients unlike the others' in step %d: %g, the others' median is %g", name,
+          step, rank.gradient, norm));
     }
     rank.has_large_gradients = is_large;
   }

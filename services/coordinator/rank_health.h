@@ -17,8 +17,10 @@ class RankHealth {
 
   struct Rank {
     double compute_seconds = 0;  // of the last step, without what it waited for the others
-    double grad_norm = 0;        // of the loss, by the log-probs of the rank's own tokens
-    int num_slow = 0;            // steps on end
+    // Of the loss, by the log-probs of the rank's own tokens: root of the mean square of those that
+    // aren't 0; 0: none is.
+    double gradient = 0;
+    int num_slow = 0;  // steps on end
     bool is_slow = false, has_large_gradients = false;
   };
   const std::map<std::string, Rank>& ranks() const { return ranks_; }

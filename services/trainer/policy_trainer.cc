@@ -269,7 +269,7 @@ absl::StatusOr<PolicyTrainer::Computed> PolicyTrainer::Update(const StepRequest&
   computed.metrics = sums.Total().Metrics();
   computed.refused = sums.refused.status;
   computed.mismatch = step_objective.first_mismatch();
-  computed.rank_grad_norm = step_objective.grad_norm();
+  computed.rank_gradient = step_objective.gradients().RootMeanSquare();
   return computed;
 }
 
@@ -308,7 +308,7 @@ absl::StatusOr<StepOutcome> PolicyTrainer::Compute(const StepRequest& request) {
   outcome.metrics["kl_coef"] = options.kl_coef;
   AddMetrics(request, result, outcome);
   outcome.metrics["publish_seconds"] = SecondsSince(publish_ns);
-  outcome.metrics["rank_grad_norm"] = computed.rank_grad_norm;
+  outcome.metrics["rank_gradient"] = computed.rank_gradient;
   outcome.metrics["collective_seconds"] = CollectiveSeconds(group_.get()) - collective_seconds;
   outcome.seconds = SecondsSince(start_ns);
   outcome.metrics["train_seconds"] = outcome.seconds;

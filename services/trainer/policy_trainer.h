@@ -179,7 +179,7 @@ class PolicyTrainer {
     std::map<std::string, double> metrics;  // of the objective
     absl::Status refused;                   // what it refused first
     absl::optional<Mismatch> mismatch;
-    double rank_grad_norm = 0;
+    double rank_gradient = 0;
   };
   absl::StatusOr<Computed> Update(const StepRequest& request, const rl::ObjectiveOptions& options)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(engine_mutex_);

@@ -19,7 +19,7 @@ struct PolicyTrainer::PpoUpdates {
   int64_t num_skipped = 0;
   absl::Status refused;
   absl::optional<Mismatch> mismatch;
-  double squared_gradients = 0;
+  TokenGradients gradients;
 };
 
 namespace {
@@ -55,7 +55,8 @@ double Mean(double sum, int64_t count) {
 absl::Status PolicyTrainer::CreateCritic(engine::TrainerOptions options) {
   engine::ModelConfig config = host_->files.config;
   if (!run_.ppo.critic_model.empty()) {
-    ASSIGN_OR_RETURN(const engine::ModelFiles files, engine::OpenModelOfAnyHead(run_.ppo.critic_model));
+    ASSIGN_OR_RETURN(const engine::ModelFiles files,
+                     engine::OpenModelOfAnyHead(run_.ppo.critic_model));
     if (files.config.vocab_size != config.vocab_size) {
       return absl::InvalidArgumentError(
           absl::StrCat("ppo.critic_model: ", run_.ppo.critic_model, " has a vocabulary of ",
@@ -122,7 +123,7 @@ absl::Status PolicyTrainer::UpdatePolicy(const StepRequest& request, const rl::O
   }
   updates.refused.Update(sums.refused.status);
   if (update.is_first()) updates.mismatch = step_objective.first_mismatch();
-  updates.squared_gradients += step_objective.grad_norm() * step_objective.grad_norm();
+  updates.gradients.Merge(step_objective.gradients());
   return absl::OkStatus();
 }
 
@@ -197,7 +198,7 @@ PolicyTrainer::Computed PolicyTrainer::ComputedOf(PpoUpdates& updates, const Ppo
   for (const auto& [name, value] : batch.metrics) computed.metrics[name] = value;
   computed.refused = updates.refused;
   computed.mismatch = updates.mismatch;
-  computed.rank_grad_norm = std::sqrt(updates.squared_gradients);
+  computed.rank_gradient = updates.gradients.RootMeanSquare();
   computed.result = updates.policy;
   computed.result.grad_norm = Mean(updates.policy.grad_norm, updates.num_policy);
   computed.result.entropy = Mean(updates.policy.entropy, updates.policy.num_trained_tokens);

@@ -81,7 +81,7 @@ void StepObjective::Evaluate(const engine::ObjectiveInput& input,
     }
     Compare(input.completions[i], in.logprobs_T);
   }
-  for (const float d : output.d_logprobs) state_.squared_gradients += double{d} * d;
+  for (const float d : output.d_logprobs) state_.gradients.Add(d);
 }
 
 void StepObjective::Refuse(const engine::CompletionRef& ref, const absl::Status& status,

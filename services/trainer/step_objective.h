@@ -51,6 +51,25 @@ struct StepSums {
   rl::LossSums Total() const;
 };
 
+// Of the tokens that have one: how large their gradients are doesn't depend on how many a rank was
+// given.
+struct TokenGradients {
+  double squares = 0;
+  int64_t num_tokens = 0;
+  void Add(double gradient) {
+    squares += gradient * gradient;
+    num_tokens += gradient != 0 ? 1 : 0;
+  }
+  void Merge(const TokenGradients& other) {
+    squares += other.squares;
+    num_tokens += other.num_tokens;
+  }
+  // 0: no token has a gradient.
+  double RootMeanSquare() const {
+    return num_tokens == 0 ? 0 : std::sqrt(squares / static_cast<double>(num_tokens));
+  }
+};
+
 // For one step of one batch. Not thread-safe.
 class StepObjective final : public engine::Objective {
  public:
@@ -66,7 +85,7 @@ class StepObjective final : public engine::Objective {
 
   const StepSums& step() const { return state_.step; }
   // Of the loss, by the log-probs of the tokens that were seen here.
-  double grad_norm() const { return std::sqrt(state_.squared_gradients); }
+  const TokenGradients& gradients() const { return state_.gradients; }
   rl::LossSums sums() const { return state_.step.Total(); }
   const absl::optional<Mismatch>& first_mismatch() const { return state_.first_mismatch; }
   // What the objective refused first: group, sequence (the completion's index), token and input.
@@ -77,7 +96,7 @@ class StepObjective final : public engine::Objective {
   struct State {
     StepSums step;
     absl::optional<Mismatch> first_mismatch;
-    double squared_gradients = 0;
+    TokenGradients gradients;
   };
   void Refuse(const engine::CompletionRef& ref, const absl::Status& status,
               engine::ObjectiveOutput& output) const;
