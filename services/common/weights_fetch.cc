@@ -51,7 +51,7 @@ class CallGuard {
   // Where there is no other source, this one has more time.
   CallGuard(grpc::ClientContext* context, const FetchRequest& request, bool has_other)
       : context_(context), request_(request), has_other_(has_other) {
-    EndIn(has_other ? request.first_answer_ms : request.last_stall_ms);
+    EndIn(has_other ? request.first_answer_ms : request.reconnect_ms);
     thread_ = std::thread([this] { Run(); });
   }
   ~CallGuard() {
@@ -63,12 +63,16 @@ class CallGuard {
   }
   void Progress() {
     absl::MutexLock lock(&mutex_);
-    EndIn(has_other_ ? request_.stall_ms : request_.last_stall_ms);
+    EndIn(has_other_ ? request_.stall_ms : request_.reconnect_ms);
   }
   // What the call's status means.
   absl::Status Explain(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
     return reason_.ok() ? status : reason_;
+  }
+  bool is_silent() {
+    absl::MutexLock lock(&mutex_);
+    return is_silent_;
   }
 
  private:
@@ -82,6 +86,7 @@ class CallGuard {
         reason_ = absl::CancelledError("no longer wanted");
       } else if (Clock::Real().NowNs() > end_ns_) {
         reason_ = absl::UnavailableError("nothing comes from it");
+        is_silent_ = true;
       }
       if (!reason_.ok()) {
         context_->TryCancel();
@@ -96,6 +101,7 @@ class CallGuard {
   absl::Mutex mutex_;
   int64_t end_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_silent_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status reason_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
@@ -167,11 +173,13 @@ class Fetcher {
       if (by_delta && request_.base == nullptr) continue;
       for (WeightsSource& source : sources_) {
         if (source.is_lost) continue;
-        absl::Status status = Ask(source);
+        absl::Status status = Patiently(source, [&] { return Ask(source); });
         if (status.ok() && by_delta && !HasDelta(*source.manifest)) continue;
         if (status.ok()) {
-          fetched = by_delta ? Delta(source) : Snapshot(source);
-          status = fetched.status();
+          status = Patiently(source, [&] {
+            fetched = by_delta ? Delta(source) : Snapshot(source);
+            return fetched.status();
+          });
         }
         if (status.ok()) {
           fetched->num_sources_left = num_left_;
@@ -191,7 +199,7 @@ class Fetcher {
   absl::Status Find() {
     absl::Status last = absl::InvalidArgumentError("no source to fetch weights from");
     for (WeightsSource& source : sources_) {
-      absl::Status status = Ask(source);
+      absl::Status status = Patiently(source, [&] { return Ask(source); });
       if (status.ok() || absl::IsCancelled(status)) return status;
       last = Leave(source, status, "manifest");
     }
@@ -210,6 +218,24 @@ class Fetcher {
   }
   bool HasOther() const { return num_usable_ > 1; }
 
+  // Asks a source without another anew while nothing comes from it.
+  absl::Status Patiently(WeightsSource& source, const std::function<absl::Status()>& ask) {
+    progress_ns_ = Clock::Real().NowNs();
+    while (true) {
+      is_silent_ = false;
+      absl::Status status = ask();
+      const int64_t silent_ms = (Clock::Real().NowNs() - progress_ns_) / 1'000'000;
+      if (!is_silent_ || HasOther() || silent_ms >= request_.last_stall_ms) return status;
+      source.stub = v1::Weights::NewStub(MakeChannel(source.address));
+    }
+  }
+  // What a call that `guard` watched has come to.
+  absl::Status Ended(CallGuard& guard, const grpc::Status& status) {
+    absl::Status end = guard.Explain(FromGrpc(status));
+    is_silent_ = guard.is_silent();
+    return end;
+  }
+
   absl::Status Ask(WeightsSource& source) {
     if (source.manifest.has_value()) return absl::OkStatus();
     v1::GetManifestRequest request;
@@ -220,7 +246,7 @@ class Fetcher {
       grpc::ClientContext context;
       SetDeadline(context, request_.timeout_ms);
       CallGuard guard(&context, request_, HasOther());
-      RETURN_IF_ERROR(guard.Explain(FromGrpc(source.stub->GetManifest(&context, request, &proto))));
+      RETURN_IF_ERROR(Ended(guard, source.stub->GetManifest(&context, request, &proto)));
     }
     if (proto.version().number() != request_.number || proto.version().hash() != request_.hash) {
       return Corrupt("the source answers with another version");
@@ -320,11 +346,12 @@ class Fetcher {
     absl::Status status;
     while (status.ok() && reader->Read(&chunk)) {
       guard.Progress();
+      progress_ns_ = Clock::Real().NowNs();
       bytes_received_ += chunk.data().size();
       status = incoming_->Add(chunk.tensor(), chunk.offset(), chunk.data(), chunk.last_of_tensor());
     }
     if (!status.ok()) context.TryCancel();
-    const absl::Status end = guard.Explain(FromGrpc(reader->Finish()));
+    const absl::Status end = Ended(guard, reader->Finish());
     if (!status.ok()) GiveUp(absl::AbortedError(status.message()));
     if (!status.ok() || !end.ok()) return status.ok() ? end : status;
     // A source that says that this was all, and it wasn't, is wrong from the beginning.
@@ -336,7 +363,8 @@ class Fetcher {
 
   const FetchRequest& request_;
   const int64_t start_ns_ = Clock::Real().NowNs();
-  int64_t arrived_ns_ = 0;
+  int64_t arrived_ns_ = 0, progress_ns_ = 0;
+  bool is_silent_ = false;  // the last call ended because nothing came
   std::vector<WeightsSource> sources_;
   size_t num_usable_ = 0;
   int num_left_ = 0;

@@ -35,6 +35,9 @@ struct FetchRequest {
   int64_t stall_ms = 2000;
   int64_t first_answer_ms = 6000;  // a source may wait until it has what is asked for
   int64_t last_stall_ms = 15000;   // the same for a source without another, from the first moment
+  // It is asked again meanwhile, from where it was, over a new connection: on one that was cut off
+  // TCP sends again only after a pause that grows with the time for which the network was away.
+  int64_t reconnect_ms = 3000;
 };
 
 struct FetchedWeights {

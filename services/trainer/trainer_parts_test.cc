@@ -10,6 +10,7 @@
 #include "services/common/grpc_server.h"
 #include "services/common/weights_fetch.h"
 #include "services/common/weights_relay.h"
+#include "services/trainer/cut_link.h"
 #include "services/trainer/delta_encoder.h"
 #include "services/trainer/outcome_json.h"
 #include "services/trainer/ppo_batch.h"
@@ -218,6 +219,23 @@ TEST_CASE("a receiver whose relay dies goes on at the next source where it was")
   }
   CHECK(fetched->num_sources_left == 1);
   CHECK(below->num_sources_left == 0);
+}
+
+TEST_CASE("the only source is asked again over a new connection when the old one falls silent") {
+  const Spread spread;
+  const auto provider = ProvideStore(&spread.store);
+  WeightsServer trainer(provider.get());
+  CutLink link(trainer.server->port(), spread.num_bytes / 2);
+  FetchRequest request = spread.From({link.address()});
+  request.reconnect_ms = 300;
+  const int64_t begin_ns = Clock::Real().NowNs();
+  const auto fetched = FetchWeights(request);
+  REQUIRE_OK(fetched);
+  CHECK(fetched->version->hash == spread.next->hash);
+  CHECK(fetched->was_delta);
+  CHECK(fetched->bytes_received == spread.num_bytes);  // no byte twice
+  CHECK(link.num_connections() == 2);
+  CHECK(Clock::Real().NowNs() - begin_ns < request.last_stall_ms * 1'000'000 / 2);
 }
 
 TEST_CASE("silent, lying and failing relays are passed over; what is here is whole or not at all") {
