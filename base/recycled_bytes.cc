@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <map>
 #include <new>
 
@@ -54,18 +55,24 @@ class Recycler {
       absl::MutexLock lock(&mutex_);
       num_used_ -= size;
       // What nobody has taken makes room.
-      while (!spare_.empty() && num_spare_ + size > num_used_) {
+      const size_t most = std::max(num_used_, num_reserved_);
+      while (!spare_.empty() && num_spare_ + size > most) {
         Release(spare_.begin()->second, spare_.begin()->first);
         num_spare_ -= spare_.begin()->first;
         spare_.erase(spare_.begin());
       }
-      if (num_spare_ + size <= num_used_) {
+      if (num_spare_ + size <= most) {
         spare_.emplace(size, p);
         num_spare_ += size;
         return;
       }
     }
     Release(p, size);
+  }
+
+  void Reserve(size_t size) {
+    absl::MutexLock lock(&mutex_);
+    num_reserved_ += size;
   }
 
   size_t num_spare() {
@@ -77,11 +84,22 @@ class Recycler {
   absl::Mutex mutex_;
   std::multimap<size_t, uint8_t*> spare_ ABSL_GUARDED_BY(mutex_);  // by size
   size_t num_spare_ ABSL_GUARDED_BY(mutex_) = 0, num_used_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t num_reserved_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 }  // namespace
 
 std::shared_ptr<uint8_t> TakeBytes(size_t size) {
   return {Recycler::Get().Take(size), [size](uint8_t* p) { Recycler::Get().Return(p, size); }};
+}
+
+void ReserveBytes(const std::vector<size_t>& sizes) {
+  constexpr size_t kPage = 4096;
+  std::vector<std::shared_ptr<uint8_t>> all;
+  for (const size_t size : sizes) {
+    Recycler::Get().Reserve(size);
+    uint8_t* p = all.emplace_back(TakeBytes(size)).get();
+    for (size_t at = 0; at < size; at += kPage) static_cast<volatile uint8_t*>(p)[at] = 0;
+  }
 }
 
 size_t NumSpareBytes() { return Recycler::Get().num_spare(); }

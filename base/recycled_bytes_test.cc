@@ -14,4 +14,14 @@ TEST_CASE("what a version leaves is the next one's memory, and no more is kept t
   second = nullptr;
   CHECK(NumSpareBytes() == 0);
 }
+
+TEST_CASE("what is reserved is there before anything was let go") {
+  constexpr size_t kSize = 5 << 20;
+  ReserveBytes({kSize, kSize});
+  CHECK(NumSpareBytes() == 2 * kSize);
+  std::shared_ptr<uint8_t> first = TakeBytes(kSize), second = TakeBytes(kSize);
+  CHECK(NumSpareBytes() == 0);
+  first = second = nullptr;
+  CHECK(NumSpareBytes() == 2 * kSize);
+}
 }  // namespace stretto

@@ -192,6 +192,7 @@ void Run(const Options& options) {
   host_options.prompts.chat_optional = true;
   const auto host = Must(services::OpenModelHost(host_options));
   const auto policy = Must(services::PolicyHolder::Create(host.get(), services::FetchWeights));
+  policy->ReserveMemory();  // as a member of a run does
   Versions versions(Must(services::ReadInitialVersion(*host)));
   Report report("pause");
   for (const auto& [name, swap] : {std::pair("keep", engine::SwapPolicy::kKeep),

@@ -1,12 +1,9 @@
 #include "cli/preflight.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/prompt/prompt_encoder.h"
-#include "engine/training/micro_batch.h"
 #include "services/common/metrics.h"
 #include "services/common/model_host.h"
 #include "services/coordinator/dataset.h"
@@ -29,32 +26,11 @@ absl::StatusOr<std::unique_ptr<engine::PromptEncoder>> OpenPrompts(
   return engine::PromptEncoder::Open(files, options.prompts);
 }
 
-// Layouts that give gradients away after each micro-batch take no more of these than there are
-// leaves. That is known for sure when a batch is there, and may then end a run of many hours; what
-// the longest prompts and completions would make is known now.
-void NoteLeaves(const RunConfig& run, int64_t prompt_tokens, std::vector<std::string>* notes) {
-  const std::string& layout = run.cluster.trainer_layout;
-  if (layout != "zero2" && layout != "fsdp") return;
-  const int64_t most = engine::MostMicroBatches({.num_groups = run.train.prompts_per_step,
-                                                 .group_size = run.rollout.group_size,
-                                                 .prompt_tokens = prompt_tokens,
-                                                 .completion_tokens = run.rollout.max_tokens},
-                                                run.train.micro_batch_tokens);
-  if (most <= run.train.reduction_leaves) return;
-  notes->push_back(absl::StrCat(
-      "a step of the longest prompts and completions may have ", most,
-      " micro-batches; cluster.trainer_layout: ", layout,
-      " takes as many as train.reduction_leaves (", run.train.reduction_leaves,
-      ") and ends the run in a step with more: give it ", most,
-      " leaves (they can't be changed later), or larger micro-batches (train.micro_batch_tokens)"));
-}
-
 // A prompt that is too long is no error while there are others to take its place.
 absl::Status CheckPrompts(const RunConfig& run, const services::Dataset& data,
                           const engine::PromptEncoder& prompts, std::vector<std::string>* notes) {
   const int64_t most = run.MaxPromptTokens(), end_ns = Clock::Real().NowNs() + kPromptsNs;
   size_t num_seen = 0, num_long = 0;
-  int64_t longest = 1;
   std::string first;
   for (; num_seen < data.lines.size() && Clock::Real().NowNs() < end_ns; ++num_seen) {
     const auto ids = prompts.EncodeLine(data.lines[num_seen]);
@@ -65,11 +41,9 @@ absl::Status CheckPrompts(const RunConfig& run, const services::Dataset& data,
                                        " (data.on_bad_line: skip leaves such lines out)"));
     }
     const auto length = ids.ok() ? static_cast<int64_t>(ids->size()) : 0;
-    longest = std::max(longest, std::min(length, most));
     if (length <= most || run.data.on_long_prompt == "cut") continue;
     if (num_long++ == 0) first = absl::StrCat(place, " has ", length);
   }
-  if (data.name == run.data.train) NoteLeaves(run, longest, notes);
   if (num_long == 0) return absl::OkStatus();
   const std::string text =
       absl::StrCat(num_long, " of the ", num_seen, num_seen < data.lines.size() ? " first" : "",

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/status.h"
+#include "engine/device/host_tensors.h"
 #include "engine/formats/model_files.h"
 #include "engine/model/leaf_layout.h"
 
@@ -20,19 +21,40 @@ class Loader {
         reader_(reader),
         options_(options) {}
 
-  absl::Status Init() {
-    int64_t largest = layout_.embedding.size();
-    for (const LayerParameters& l : layout_.layers) {
-      largest = std::max({largest, l.qkv.size(), l.o.size(), l.gate_up.size(), l.down.size()});
+  // The parameters that lie in `group`, which they fill one below the other, where they are in host
+  // memory; nothing where they can't be read there.
+  std::vector<Tensor> InMemory(const ParameterView& group) {
+    std::vector<Tensor> parts;
+    if (options_.in_memory == nullptr) return parts;
+    int64_t end = group.offset;
+    for (const Parameter& p : layout_.parameters()) {
+      if (p.view.offset < group.offset || p.view.offset >= group.offset + group.size()) continue;
+      const std::shared_ptr<const void> bytes = options_.in_memory(p);
+      if (bytes == nullptr || p.view.offset != end || p.view.size() % group.cols != 0) return {};
+      parts.push_back(
+          HostTensor(device_, bytes.get(), dtype_, p.view.size() / group.cols, group.cols));
+      if (!parts.back()) return {};
+      end += p.view.size();
     }
-    ASSIGN_OR_RETURN(staging_, device_.Allocate(static_cast<size_t>(largest) * SizeOf(dtype_)));
-    return absl::OkStatus();
+    return end == group.offset + group.size() ? parts : std::vector<Tensor>();
+  }
+  // The embedding where it is, and stays as long as `owner` lives; or no tensor.
+  Tensor SharedEmbedding(std::shared_ptr<const void>* owner) {
+    if (!options_.shares_embedding || options_.in_memory == nullptr) return {};
+    const ParameterView& group = layout_.embedding;
+    for (const Parameter& p : layout_.parameters()) {
+      if (p.view.offset != group.offset || p.view.size() != group.size()) continue;
+      *owner = options_.in_memory(p);
+      return HostTensor(device_, owner->get(), dtype_, group.rows, group.cols);
+    }
+    return {};
   }
   // Uploads the parameters that lie in `group`, which fill it, to `dst` of as many elements.
   absl::Status Upload(const ParameterView& group, const Tensor& dst) {
     // Straight into the device's memory where the host reaches it.
     auto* direct = static_cast<uint8_t*>(device_.HostMemory(dst));
-    if (direct == nullptr) host_.resize(staging_.bytes());
+    const auto num_bytes = static_cast<size_t>(group.size()) * SizeOf(dtype_);
+    if (direct == nullptr) host_.resize(std::max(host_.size(), num_bytes));
     uint8_t* host = direct != nullptr ? direct : host_.data();
     int64_t read = 0;
     for (const Parameter& p : layout_.parameters()) {
@@ -52,17 +74,19 @@ class Loader {
                                                      const std::shared_ptr<PackedWeight>& base,
                                                      const Tensor& resident = {}) {
     if (base != nullptr && base->format() == format && !Changed(group)) return base;
-    const Tensor w_NK = resident ? resident : staging_.View(dtype_, group.rows, group.cols);
-    if (!resident) RETURN_IF_ERROR(Upload(group, w_NK));
-    ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> packed, device_.Pack(stream_, {w_NK}, format));
+    std::vector<Tensor> parts_NK = resident ? std::vector<Tensor>{resident} : InMemory(group);
+    if (parts_NK.empty()) {
+      ASSIGN_OR_RETURN(const Tensor staged, Stage(group));
+      parts_NK = {staged};
+    }
+    ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> packed, device_.Pack(stream_, parts_NK, format));
     return std::shared_ptr<PackedWeight>(std::move(packed));
   }
   // The matrix by its inputs, one part a leaf. `base`: empty or the parts of the base version.
   using Leaves = std::vector<std::shared_ptr<PackedWeight>>;
   absl::StatusOr<Leaves> PackLeaves(const ParameterView& group, const Leaves& base) {
     if (!base.empty() && base[0]->format() == options_.format && !Changed(group)) return base;
-    const Tensor w_NK = staging_.View(dtype_, group.rows, group.cols);
-    RETURN_IF_ERROR(Upload(group, w_NK));
+    ASSIGN_OR_RETURN(const Tensor w_NK, Stage(group));
     Leaves leaves;
     for (int64_t leaf = 0; leaf < options_.k_leaves; ++leaf) {
       const int64_t begin = LeafBegin(group.cols, options_.k_leaves, leaf);
@@ -75,6 +99,19 @@ class Loader {
   }
 
  private:
+  // In an area that the next call takes again.
+  absl::StatusOr<Tensor> Stage(const ParameterView& group) {
+    if (staging_.bytes() == 0) {
+      int64_t largest = std::max(layout_.embedding.size(), layout_.lm_head.size());
+      for (const LayerParameters& l : layout_.layers) {
+        largest = std::max({largest, l.qkv.size(), l.o.size(), l.gate_up.size(), l.down.size()});
+      }
+      ASSIGN_OR_RETURN(staging_, device_.Allocate(static_cast<size_t>(largest) * SizeOf(dtype_)));
+    }
+    const Tensor w_NK = staging_.View(dtype_, group.rows, group.cols);
+    RETURN_IF_ERROR(Upload(group, w_NK));
+    return w_NK;
+  }
   bool Changed(const ParameterView& group) const {
     for (const Parameter& p : layout_.parameters()) {
       const int64_t begin = p.view.offset - group.offset;
@@ -170,8 +207,11 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device,
   auto weights = std::make_unique<ModelWeights>();
   weights->format_ = options.format;
   weights->layers.resize(layout.layers.size());
+  Loader loader(device, stream, layout, dtype, reader, options);
   std::vector<std::pair<Tensor*, const ParameterView*>> vectors = {
-      {&weights->embedding, &layout.embedding}, {&weights->final_norm, &layout.final_norm}};
+      {&weights->final_norm, &layout.final_norm}};
+  weights->embedding = loader.SharedEmbedding(&weights->embedding_);
+  if (!weights->embedding) vectors.push_back({&weights->embedding, &layout.embedding});
   for (size_t l = 0; l < layout.layers.size(); ++l) {
     for (const auto& v : Vectors(weights->layers[l], layout.layers[l])) vectors.push_back(v);
   }
@@ -179,8 +219,6 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(Device& device,
   for (const auto& [tensor, view] : vectors) total += Aligned(view->size());
   ASSIGN_OR_RETURN(weights->storage_, device.Allocate(static_cast<size_t>(total) * SizeOf(dtype)));
 
-  Loader loader(device, stream, layout, dtype, reader, options);
-  RETURN_IF_ERROR(loader.Init());
   int64_t offset = 0;
   for (const auto& [tensor, view] : vectors) {
     *tensor = weights->storage_.View(dtype, view->rows, view->cols,
@@ -314,6 +352,7 @@ size_t ModelWeights::head_bytes() const {
 
 size_t ModelWeights::bytes() const {
   size_t total = storage_.bytes() + head_bytes();
+  if (embedding_ != nullptr) total += static_cast<size_t>(embedding.size()) * SizeOf(dtype());
   for (const LayerWeights& l : layers) total += l.packed_bytes();
   return total;
 }

@@ -51,6 +51,12 @@ struct WeightsOptions {
   // shared, and their parameters not read.
   std::function<bool(const Parameter& parameter)> changed = nullptr;
   int64_t k_leaves = 1;  // TransformerOptions; the base has as many
+  // A parameter's elements in the dtype of computation, row-major, where they lie in host memory
+  // already, and what keeps them there; or null. A device that reaches them lays matrices out from
+  // them without a copy. With `shares_embedding` its table stays there, as long as the weights
+  // live.
+  std::function<std::shared_ptr<const void>(const Parameter& parameter)> in_memory = nullptr;
+  bool shares_embedding = false;
 };
 
 class ModelWeights {
@@ -107,6 +113,7 @@ class ModelWeights {
                        const Tensor& flat);
 
   WeightFormat format_ = WeightFormat::kPlain;
-  Buffer storage_;  // vectors and embedding, for inference
+  Buffer storage_;                         // vectors and embedding, for inference
+  std::shared_ptr<const void> embedding_;  // where it is shared instead
 };
 }  // namespace stretto::engine

@@ -174,17 +174,4 @@ absl::StatusOr<std::vector<MicroBatch>> CutMicroBatches(const TrainBatch& batch,
   }
   return cutter.Finish();
 }
-
-int64_t MostMicroBatches(const BatchShape& shape, int64_t max_tokens) {
-  const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
-  const int64_t cost = shape.prompt_tokens + shape.group_size * shape.completion_tokens;
-  if (cost <= max_tokens) {
-    // Groups with an advantage and those without begin a micro-batch each.
-    const int64_t num_each = max_tokens / cost;
-    return std::min(shape.num_groups, parts(shape.num_groups, num_each) + 1);
-  }
-  const int64_t room = max_tokens - shape.prompt_tokens;
-  const int64_t num_a_piece = std::max<int64_t>(1, room / shape.completion_tokens);
-  return shape.num_groups * parts(shape.group_size, num_a_piece);
-}
 }  // namespace stretto::engine

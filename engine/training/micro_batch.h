@@ -54,12 +54,4 @@ struct MicroBatchLimits {
 // number. Completions without tokens are left out.
 absl::StatusOr<std::vector<MicroBatch>> CutMicroBatches(const TrainBatch& batch,
                                                         const MicroBatchLimits& limits);
-
-// Batches of `num_groups` prompts of at most `prompt_tokens`, with `group_size` completions of at
-// most `completion_tokens` each.
-struct BatchShape {
-  int64_t num_groups = 1, group_size = 1, prompt_tokens = 1, completion_tokens = 1;
-};
-// No such batch is cut into more micro-batches.
-int64_t MostMicroBatches(const BatchShape& shape, int64_t max_tokens);
 }  // namespace stretto::engine

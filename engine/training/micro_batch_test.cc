@@ -47,34 +47,6 @@ std::vector<int32_t> Prefix(const PackedBatch& b, int32_t row) {
   return ids;
 }
 
-TEST_CASE("no batch is cut into more micro-batches than its shape allows; one is into as many") {
-  PhiloxStream random(stretto::testing::Seed(), 21);
-  int num_tight = 0;
-  for (int round = 0; round < 2000; ++round) {
-    INFO("seed " << stretto::testing::Seed() << " round " << round);
-    TrainBatch batch = RandomTrainBatch(random);
-    BatchShape shape{.num_groups = static_cast<int64_t>(batch.groups.size())};
-    for (TrainGroup& g : batch.groups) {
-      shape.prompt_tokens =
-          std::max(shape.prompt_tokens, static_cast<int64_t>(g.prompt_ids.size()));
-      shape.group_size = std::max(shape.group_size, static_cast<int64_t>(g.completions.size()));
-      const float advantage = random.Below(2) == 0 ? 0.0f : 1.0f;
-      for (TrainCompletion& c : g.completions) {
-        shape.completion_tokens =
-            std::max(shape.completion_tokens, static_cast<int64_t>(c.ids.size()));
-        c.advantage = advantage;
-      }
-    }
-    const auto budget = static_cast<int64_t>(1 + random.Below(500));
-    const auto cut = CutMicroBatches(batch, Limits(budget));
-    REQUIRE_OK(cut);
-    const int64_t most = MostMicroBatches(shape, budget);
-    REQUIRE(static_cast<int64_t>(cut->size()) <= most);
-    num_tight += static_cast<int64_t>(cut->size()) == most ? 1 : 0;
-  }
-  CHECK(num_tight > 100);
-}
-
 TEST_CASE("every completion token is a target once, in order, behind its own prefix") {
   PhiloxStream random(stretto::testing::Seed(), 20);
   for (int round = 0; round < 200; ++round) {

@@ -38,6 +38,8 @@ class SharedBytes {
   bool IsSet() const { return owner_ != nullptr; }
   absl::Span<const uint8_t> span() const { return span_; }
   size_t size() const { return span_.size(); }
+  // The bytes and what keeps them.
+  std::shared_ptr<const void> shared() const { return {owner_, span_.data()}; }
 
  private:
   std::shared_ptr<const void> owner_;

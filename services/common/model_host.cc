@@ -229,6 +229,13 @@ absl::StatusOr<std::shared_ptr<const engine::ModelWeights>> BuildWeights(
   };
   engine::WeightsOptions options{.format = host.weight_format};
   options.k_leaves = host.transformer->options().k_leaves;
+  options.in_memory = [&](const Parameter& parameter) -> std::shared_ptr<const void> {
+    const auto found = index.find(parameter.spec.name);
+    if (found == index.end() || version.manifest[found->second].dtype != host.dtype) return nullptr;
+    return version.tensors[found->second].shared();
+  };
+  // The first version's bytes are a file's, whose pages are let go.
+  options.shares_embedding = version.number > 0;
   if (base.weights != nullptr && engine::SameTensors(base.version->manifest, version.manifest)) {
     options.base = base.weights;
     options.changed = [&](const Parameter& parameter) {

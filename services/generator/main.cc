@@ -117,6 +117,7 @@ class GeneratorProgram final : public Service {
     in_run_ = context.run.has_value() || !context.flags.coordinator.empty();
     ASSIGN_OR_RETURN(host_, OpenModelHost(model_));
     ASSIGN_OR_RETURN(policy_, PolicyHolder::Create(host_.get(), FetchWeights));
+    if (in_run_) policy_->ReserveMemory();
     if (!model_.adapter.empty()) host_->files.tensors = nullptr;  // merged ones take memory
     engine::EngineOptions options;
     ASSIGN_OR_RETURN(options.kv_cache_bytes, KvCacheBytes(cluster_));

@@ -6,8 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/recycled_bytes.h"
 #include "base/status.h"
 #include "engine/device/background.h"
+#include "services/common/log.h"
 
 namespace stretto::services {
 namespace {
@@ -22,6 +24,33 @@ absl::StatusOr<std::unique_ptr<PolicyHolder>> PolicyHolder::Create(const ModelHo
   ASSIGN_OR_RETURN(holder->current_.weights, BuildWeights(*host, *holder->current_.version));
   host->files.tensors->LetPagesGo();
   return holder;
+}
+
+PolicyHolder::~PolicyHolder() {
+  if (reserver_.joinable()) reserver_.join();
+}
+
+void PolicyHolder::ReserveMemory() {
+  // As one that came from a trainer.
+  auto next = std::make_shared<engine::WeightsVersion>();
+  {
+    absl::MutexLock lock(&mutex_);
+    *next = *current_.version;
+  }
+  ++next->number;
+  reserver_ = std::thread([this, next] {
+    const std::shared_ptr<void> borrowed = engine::BorrowThread(*host_->device);
+    // The first version is the files'; two others take turns.
+    std::vector<size_t> sizes;
+    for (const engine::SharedBytes& tensor : next->tensors) {
+      sizes.insert(sizes.end(), 2, tensor.size());
+    }
+    ReserveBytes(sizes);
+    // What it is laid out in is let go.
+    const auto weights = BuildWeights(*host_, *next);
+    if (!weights.ok())
+      LogDebug("no memory is ready for new versions: ", weights.status().message());
+  });
 }
 
 absl::Status PolicyHolder::Wanted(const Turn& turn) const {

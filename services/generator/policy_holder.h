@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -33,9 +34,14 @@ struct PreparedInfo {
 
 class PolicyHolder {
  public:
+  ~PolicyHolder();
   // Version 0 from the model's files, laid out. `host` outlives the holder.
   static absl::StatusOr<std::unique_ptr<PolicyHolder>> Create(const ModelHost* host,
                                                               WeightsFetcher fetcher);
+
+  // Makes the memory ready that new versions take, so that the first ones are prepared as fast as
+  // those that find what earlier ones have left. In the background; for members of a run.
+  void ReserveMemory();
 
   // Blocks until the version is ready. A version counts from when a source has shown that it has
   // it: an announcement that nobody stands behind holds up nothing. Then one at a time: a repeat
@@ -96,6 +102,7 @@ class PolicyHolder {
   const WeightsFetcher fetcher_;
   const engine::Manifest expected_;
   WeightsRelay relay_;
+  std::thread reserver_;
   mutable absl::Mutex mutex_;
   bool is_preparing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -230,12 +230,6 @@ TEST_CASE("prompts are looked at before anything starts; long ones are told of, 
   INFO(told.Log());
   CHECK(Count(told.Log(), "1 of the 34 prompts of") == 1);
   CHECK(Count(told.Log(), "train.jsonl:34 has") == 1);
-  Process leaves =
-      Up(run, "leaves",
-         {"train.steps=2", "data.max_prompt_tokens=60", "cluster.trainer_layout=fsdp",
-          "train.micro_batch_tokens=100", absl::StrCat("run.dir=", run.File("leaves"))});
-  (void)leaves.WaitForExit(kTimeoutMs);
-  CHECK(Count(leaves.Log(), "a step of the longest prompts and completions may have") == 1);
   Process none = Up(run, "none", {"train.steps=2", "data.max_prompt_tokens=1"});
   CHECK(none.WaitForExit(kTimeoutMs) == 2);
   CHECK(Count(none.Log(), "34 of the 34 prompts of") == 1);

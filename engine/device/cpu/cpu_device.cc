@@ -17,6 +17,7 @@
 #include "engine/device/cpu/thread_pool.h"
 #include "engine/device/cpu/vocabulary.h"
 #include "engine/device/cpu/vocabulary_leaves.h"
+#include "engine/device/host_tensors.h"
 
 namespace stretto::engine {
 namespace {
@@ -125,7 +126,7 @@ void CheckPacked(const PackedAttention& args) {
   STRETTO_CHECK(SameShape(args.q, args.out));
 }
 
-class CpuDevice final : public Device, public LendsThreads {
+class CpuDevice final : public Device, public LendsThreads, public ReadsHostMemory {
  public:
   CpuDevice(const cpu::Kernels& kernels, int num_threads) : kernels_(kernels), pool_(num_threads) {}
 
@@ -168,6 +169,9 @@ class CpuDevice final : public Device, public LendsThreads {
   }
   void* HostMemory(const Tensor& dst) override {
     return dst.rows == 1 || dst.row_stride == dst.cols ? cpu::MutableRowOf(dst, 0).data : nullptr;
+  }
+  Tensor AtHost(const void* data, DType dtype, int64_t rows, int64_t cols) override {
+    return {reinterpret_cast<uint64_t>(data), dtype, rows, cols, cols};
   }
   void Download(Stream&, const Tensor& src, void* dst) override {
     const size_t row_bytes = static_cast<size_t>(src.cols) * SizeOf(src.dtype);
