@@ -1,9 +1,8 @@
 #include "engine/training/tree_hash.h"
 
-#include <xxhash.h>
-
 #include "absl/strings/str_format.h"
 #include "base/check.h"
+#include "base/xxh3.h"
 
 namespace stretto::engine {
 Hash128 RawHash(absl::Span<const uint8_t> bytes) {

@@ -8,8 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
-#define XXH_STATIC_LINKING_ONLY  // the state of a hash
-#include "xxhash.h"
+#include "base/xxh3.h"
 
 namespace stretto::engine {
 namespace {
