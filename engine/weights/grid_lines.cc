@@ -193,24 +193,39 @@ void StepLines(const Lines& base, const uint64_t* changed, const uint8_t* signs,
   sign_at = at;
 }
 
-void CountClasses(uint8_t first_exponent, const uint16_t* base, const uint16_t* next,
-                  size_t num_lines, ClassCounts& counts) {
+// Of at most so many lines, which are compared once for both halves of the classes.
+constexpr size_t kCountedLines = 8;
+void CountFewClasses(uint8_t first_exponent, const uint16_t* base, const uint16_t* next,
+                     size_t num_lines, ClassCounts& counts) {
   constexpr int kHalf = kNumClasses / 2;
+  Changes changes[kCountedLines];
+  for (size_t line = 0; line < num_lines; ++line) {
+    changes[line] = Compare(base + line * kLine, next + line * kLine);
+  }
   for (int half = 0; half < 2; ++half) {
     ClassGroups groups{.first_exponent = first_exponent, .bits = {}, .num_sparse = kHalf - 1};
     for (int c = 0; c < kHalf; ++c) groups.bits[kHalf * half + c] = static_cast<uint8_t>(1u << c);
     const LineReader reader(groups);
+    uint32_t all[kHalf] = {};
     for (size_t line = 0; line < num_lines; ++line) {
       auto masks = reader.template Masks<kHalf - 1>(base + line * kLine);
       masks.of[kHalf - 1] = masks.dense;
-      const Changes changes = Compare(base + line * kLine, next + line * kLine);
+      STRETTO_UNROLL for (int c = 0; c < kHalf; ++c) all[c] += Count(masks.of[c]);
+      if (changes[line].any == 0) continue;
       STRETTO_UNROLL for (int c = 0; c < kHalf; ++c) {
-        const uint64_t mask = masks.of[c];
-        counts.all[kHalf * half + c] += Count(mask);
-        counts.changed[kHalf * half + c] += Count(mask & changes.any);
-        counts.by_one[kHalf * half + c] += Count(mask & changes.by_one);
+        counts.changed[kHalf * half + c] += Count(masks.of[c] & changes[line].any);
+        counts.by_one[kHalf * half + c] += Count(masks.of[c] & changes[line].by_one);
       }
     }
+    for (int c = 0; c < kHalf; ++c) counts.all[kHalf * half + c] += all[c];
+  }
+}
+
+void CountClasses(uint8_t first_exponent, const uint16_t* base, const uint16_t* next,
+                  size_t num_lines, ClassCounts& counts) {
+  for (size_t line = 0; line < num_lines; line += kCountedLines) {
+    CountFewClasses(first_exponent, base + line * kLine, next + line * kLine,
+                    std::min(kCountedLines, num_lines - line), counts);
   }
 }
 

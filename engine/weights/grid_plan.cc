@@ -23,6 +23,9 @@ uint8_t FirstExponent(absl::Span<const uint16_t> elements) {
   const size_t stride = std::max(kRun, elements.size() / kRuns);
   size_t seen = 0;
   for (size_t begin = 0; begin < elements.size(); begin += stride) {
+    __builtin_prefetch(elements.data() + begin);  // all of them are under way at once
+  }
+  for (size_t begin = 0; begin < elements.size(); begin += stride) {
     const size_t end = std::min(begin + kRun, elements.size());
     for (size_t i = begin; i < end; ++i) ++counts[elements[i] >> 7 & 0xff];
     seen += end - begin;
