@@ -107,7 +107,8 @@ struct CollectiveCall {
   // AllGather, ReduceScatter: elements of each rank. AllToAll: elements for each rank. Empty: equal
   // parts (AllGather: each as `num_elements`), or one of which the size must be a multiple.
   std::vector<int64_t> counts;
-  // AllGather (in the output), sums (in each part): where a rank's elements begin. Empty: one
+  // AllGather (in the output), AllToAll (in the input), sums (in each part): where a rank's
+  // elements begin. Empty: one
   // rank's after the other's.
   std::vector<int64_t> offsets;
   std::vector<int64_t> receive_counts;  // AllToAll: elements from each rank

@@ -424,7 +424,7 @@ absl::Status DirectCommunicator::ExchangeParts(const CollectiveCall& call,
 absl::Status DirectCommunicator::AllPairs(const CollectiveCall& call, const FrameLabel& label) {
   std::vector<PeerFrames> frames = FramesToAll(call.kind);
   const size_t element = SizeOf(call.dtype);
-  const std::vector<int64_t> to = RunningSum(call.counts), from = RunningSum(call.receive_counts);
+  const std::vector<int64_t>&to = call.offsets, from = RunningSum(call.receive_counts);
   for (PeerFrames& f : frames) {
     f.send.push_back(At(call.input, to[f.peer], call.counts[f.peer], element));
     f.receive.push_back(At(call.output, from[f.peer], call.receive_counts[f.peer], element));

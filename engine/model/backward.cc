@@ -34,7 +34,6 @@ void PackedPass::Backward(Stream& stream, const ModelWeights& weights,
     }
     if (options_.checkpointing != Checkpointing::kNone) RunGateUp(c, weights.layers[l], t);
     BackwardMlp(c, g, l, t);
-    if (options_.units != nullptr) options_.units->AfterMlpBackward(1 + l);
     BackwardAttention(c, g, l, t);
     Leave(1 + l);
   }
@@ -164,13 +163,12 @@ void PackedPass::BackwardHeadChunk(const LayerContext& c, const GradientContext&
     }
     c.device.LogProbsBackward(c.stream, gradient);
   }
-  if (options_.lora == nullptr) {
-    c.device.LinearBackwardWeight(c.stream, g.layout.lm_head.In(g.head.gradients), d_logits,
-                                  s.normed_RD.Rows(0, count));
-  }
   const bool tied = g.layout.lm_head.offset == g.layout.embedding.offset;
   if (options_.units != nullptr && tied && begin + count == s.batch->num_targets()) {
-    options_.units->AfterTiedHeadBackward();
+    BackwardTiedHead(c, g, d_logits, s.normed_RD.Rows(0, count));
+  } else if (options_.lora == nullptr) {
+    c.device.LinearBackwardWeight(c.stream, g.layout.lm_head.In(g.head.gradients), d_logits,
+                                  s.normed_RD.Rows(0, count));
   }
   c.device.LinearBackwardInput(c.stream, d_normed, d_logits,
                                g.layout.lm_head.In(g.head.flat_weights), /*accumulate=*/false);
@@ -180,6 +178,22 @@ void PackedPass::BackwardHeadChunk(const LayerContext& c, const GradientContext&
   // A row may be the source of several targets: the scatter of an embedding's gradient allows that.
   c.device.EmbeddingBackward(c.stream, s.d_x_TD.Rows(0, s.batch->num_rows()), d_last,
                              s.target_rows_N.Cols(begin, count));
+}
+
+// The last chunk's part of the weight's gradient, after which it is done.
+void PackedPass::BackwardTiedHead(const LayerContext& c, const GradientContext& g,
+                                  const Tensor& d_logits_RV, const Tensor& normed_RD) {
+  std::vector<std::vector<ParameterUnits::Rows>> pieces = options_.units->TiedHeadPieces();
+  if (pieces.empty()) pieces = {{{0, g.layout.lm_head.rows}}};
+  for (size_t piece = 0; piece < pieces.size(); ++piece) {
+    for (const auto& [begin, end] : pieces[piece]) {
+      if (options_.lora != nullptr || begin == end) continue;
+      c.device.LinearBackwardWeight(c.stream,
+                                    g.layout.lm_head.In(g.head.gradients).Rows(begin, end - begin),
+                                    d_logits_RV.Cols(begin, end - begin), normed_RD);
+    }
+    options_.units->AfterTiedHeadBackward(static_cast<int64_t>(piece));
+  }
 }
 
 // d_x arrives as the gradient of x_out and leaves as that of x_mid.
@@ -196,9 +210,18 @@ void PackedPass::BackwardMlp(const LayerContext& c, const GradientContext& g, in
   BackwardInput(c, g, down, d_activated, d_out);
   c.device.SwiGluBackward(c.stream, d_gate_up, t.activated_TF, d_activated, t.gate_up_T2F);
   BackwardWeight(c, g, down, d_out, d_x, t.activated_TF);
+  using MlpPart = ParameterUnits::MlpPart;
+  const auto done = [&](MlpPart part) {
+    if (options_.units != nullptr) options_.units->AfterMlpBackward(1 + layer, part);
+  };
+  if (!p.gate_up_bias) done(MlpPart::kDown);
   RunMlpNorm(c, g.weights.layers[layer], t);
-  BackwardLinear(c, g, {layer, LoraGroup::kGateUp, p.gate_up, p.gate_up_bias}, d_normed, d_gate_up,
-                 t.normed_TD);
+  const LinearGroup gate_up{layer, LoraGroup::kGateUp, p.gate_up, p.gate_up_bias};
+  const Tensor d_gate_up_of_products = ForProducts(c, d_gate_up);
+  BackwardWeight(c, g, gate_up, d_gate_up_of_products, d_gate_up, t.normed_TD);
+  if (p.gate_up_bias) done(MlpPart::kDown);
+  done(MlpPart::kGateUp);
+  BackwardInput(c, g, gate_up, d_normed, d_gate_up_of_products);
   c.device.RmsNormBackward(c.stream, d_x, NormGradient(g, p.post_attention_norm), d_normed,
                            t.x_mid_TD, g.weights.layers[layer].post_attention_norm,
                            static_cast<float>(c.config.rms_norm_eps), 1, /*accumulate=*/true);

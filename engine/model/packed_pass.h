@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -56,11 +57,15 @@ class ParameterUnits {
   virtual void AfterBackward(int64_t unit) = 0;
 
   // For owners that send gradients on their way. Of a layer, earlier than AfterBackward: those of
-  // the MLP and its norm are done.
-  virtual void AfterMlpBackward(int64_t /*unit*/) {}
-  // Those of a tied head are done, but for the rows of them that are looked up: they come with
-  // unit 0.
-  virtual void AfterTiedHeadBackward() {}
+  // the MLP's second product are done, with the biases; then those of its first.
+  enum class MlpPart : uint8_t { kDown, kGateUp };
+  virtual void AfterMlpBackward(int64_t /*unit*/, MlpPart /*part*/) {}
+  // Those of a tied head are done, but for what comes with unit 0, the rows of them that are looked
+  // up: piece by piece, in the order of TiedHeadPieces, or of one that has all rows where that is
+  // empty.
+  using Rows = std::pair<int64_t, int64_t>;  // [first, second)
+  virtual std::vector<std::vector<Rows>> TiedHeadPieces() { return {}; }
+  virtual void AfterTiedHeadBackward(int64_t /*piece*/) {}
   // Whether the owner adds the gradients of looked-up rows to unit 0's itself, in order of rows.
   virtual bool TakeLookups(const Tensor& /*d_x_TD*/) { return false; }
 };
@@ -186,6 +191,8 @@ class PackedPass final : public TrainingPass {
                     int64_t count);
   void BackwardHeadChunk(const LayerContext& c, const GradientContext& g, int64_t begin,
                          int64_t count, const Tensor& d_entropy);
+  void BackwardTiedHead(const LayerContext& c, const GradientContext& g, const Tensor& d_logits_RV,
+                        const Tensor& normed_RD);
   void BackwardMlp(const LayerContext& c, const GradientContext& g, int64_t layer,
                    const LayerTensors& t);
   void BackwardAttention(const LayerContext& c, const GradientContext& g, int64_t layer,

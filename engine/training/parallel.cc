@@ -44,15 +44,22 @@ ShardMap::ShardMap(const ParameterLayout& layout, int num_ranks) : owned_(num_ra
   for (size_t u = 0; u + 1 < begins.size(); ++u) {
     const int64_t begin = begins[u], end = begins[u + 1];
     const bool is_layer = u > 0 && u <= layout.layers.size() && !layout.has_leaves();
-    int64_t middle = begin;
-    if (is_layer && layout.layers[u - 1].post_attention_norm) {
-      const int64_t attention = layout.layers[u - 1].post_attention_norm.offset - begin;
-      middle = begin + (attention + kBlock - 1) / kBlock * kBlock;
+    int64_t gate_up = begin, down = begin;
+    if (is_layer && layout.layers[u - 1].gate_up && layout.layers[u - 1].down) {
+      const auto cut = [begin](const ParameterView& view) {
+        return begin + (view.offset - begin + kBlock - 1) / kBlock * kBlock;
+      };
+      gate_up = cut(layout.layers[u - 1].gate_up);
+      down = cut(layout.layers[u - 1].down);
     }
     const int64_t least = num_ranks * kBlock;  // of a part: a block for each
-    const bool splits = num_ranks > 1 && middle - begin >= least && end - middle >= least;
-    if (splits) AddPart(begin, middle);
-    AddPart(splits ? middle : begin, end);
+    const bool splits =
+        num_ranks > 1 && gate_up - begin >= least && down - gate_up >= least && end - down >= least;
+    if (splits) {
+      AddPart(begin, gate_up);
+      AddPart(gate_up, down);
+    }
+    AddPart(splits ? down : begin, end);
     first_parts_.push_back(static_cast<int64_t>(parts_.size()));
   }
 }

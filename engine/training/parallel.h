@@ -8,13 +8,15 @@
 //
 // Units, parts and blocks. The flat run of parameters is cut into units (packed_pass.h: embedding,
 // each layer, head), and a unit into blocks of 4096 elements. What is sent on its way at once is a
-// part: a unit, or one of the two that a layer is cut into between blocks, its attention and its
-// MLP, since a backward pass is done with the MLP earlier. Each rank owns a run of every part's
-// blocks. Sums over gradients (the norm) are made of blocks, in order, whoever owns them.
+// part: a unit, or one of the three that a layer is cut into between blocks, attention with the
+// norms and the MLP's two products, since a backward pass is done with these earlier. Each rank
+// owns a run of every part's blocks. Sums over gradients (the norm) are made of blocks, in order,
+// whoever owns them.
 //
 // Leaves of K (model/leaf_layout.h) are another division, of the model itself; tensor_parallel.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -71,9 +73,13 @@ class ShardMap {
 
   const std::vector<Part>& parts() const { return parts_; }
   int64_t PartOf(int64_t offset) const;
-  // Parts [first, second) of a unit: one, or those of attention and MLP.
+  // Parts [first, second) of a unit: one, or those of attention and the MLP's products.
   std::pair<int64_t, int64_t> PartsOf(int64_t unit) const {
     return {first_parts_[unit], first_parts_[unit + 1]};
+  }
+  int64_t UnitOf(int64_t part) const {
+    return std::upper_bound(first_parts_.begin(), first_parts_.end(), part) - first_parts_.begin() -
+           1;
   }
   int64_t num_units() const { return static_cast<int64_t>(first_parts_.size()) - 1; }
   int64_t UnitBegin(int64_t unit) const { return parts_[first_parts_[unit]].begin; }

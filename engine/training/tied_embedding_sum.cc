@@ -30,19 +30,51 @@ int64_t TiedEmbeddingSum::NumElements(int from, int owner) const {
   return total;
 }
 
-CollectiveCall TiedEmbeddingSum::HeadCall(const float* gradient) {
+TiedEmbeddingSum::Piece TiedEmbeddingSum::PieceOf(int owner, int64_t piece) const {
+  const int64_t D = embedding_.cols, at = part_.begin - embedding_.offset;
+  const int64_t begin = part_.offsets[owner], end = begin + part_.counts[owner];
+  if (begin == end) return {};
+  const int64_t first = (begin + at) / D, rows = (end + at + D - 1) / D - first;
+  const int64_t first_row = first + rows * piece / kNumPieces;
+  const int64_t end_row = first + rows * (piece + 1) / kNumPieces;
+  const auto within = [&](int64_t row) { return std::clamp(row * D - at, begin, end); };
+  return {first_row, end_row, within(first_row), within(end_row)};
+}
+
+std::vector<std::vector<ParameterUnits::Rows>> TiedEmbeddingSum::RowsOfPieces() const {
+  std::vector<std::vector<ParameterUnits::Rows>> pieces(kNumPieces);
+  // A row that two ranks own is in the first piece of the higher one.
+  int64_t limit = embedding_.rows;
+  for (int r = static_cast<int>(part_.counts.size()) - 1; r >= 0; --r) {
+    if (part_.counts[r] == 0) continue;
+    for (int64_t i = 0; i < kNumPieces; ++i) {
+      const Piece piece = PieceOf(r, i);
+      const int64_t end_row = std::min(piece.end_row, limit);
+      if (piece.first_row < end_row) pieces[i].push_back({piece.first_row, end_row});
+    }
+    limit = std::min(limit, PieceOf(r, 0).first_row);
+  }
+  return pieces;
+}
+
+CollectiveCall TiedEmbeddingSum::HeadCall(const float* gradient, int64_t piece) {
   const int num_ranks = static_cast<int>(ids_.size());
   CollectiveCall call;
   call.kind = CollectiveKind::kAllToAll;
   call.dtype = DType::kF32;
+  int64_t num_senders = 0;
+  const Piece mine = PieceOf(rank_, piece);
   for (int r = 0; r < num_ranks; ++r) {
-    call.counts.push_back(ids_[rank_].empty() ? 0 : part_.counts[r]);
-    call.receive_counts.push_back(ids_[r].empty() ? 0 : part_.counts[rank_]);
+    const Piece theirs = PieceOf(r, piece);
+    call.counts.push_back(ids_[rank_].empty() ? 0 : theirs.size());
+    call.offsets.push_back(theirs.begin);
+    call.receive_counts.push_back(ids_[r].empty() ? 0 : mine.size());
+    call.num_elements += call.counts.back();
+    num_senders += ids_[r].empty() ? 0 : 1;
   }
-  call.num_elements = ids_[rank_].empty() ? 0 : part_.size();
-  shares_.resize(static_cast<size_t>(num_ranks * part_.counts[rank_]));
+  if (piece == 0) shares_.resize(static_cast<size_t>(num_ranks * part_.counts[rank_]));
   call.input = gradient;
-  call.output = shares_.data();
+  call.output = shares_.data() + num_senders * (mine.begin - part_.offsets[rank_]);
   return call;
 }
 
@@ -77,12 +109,19 @@ CollectiveCall TiedEmbeddingSum::RowsCall(const float* d_x_TD, int64_t row_strid
 std::vector<float> TiedEmbeddingSum::TakeShare(int from) {
   const int64_t count = part_.counts[rank_];
   const float* rows = rows_here_.data();
-  const float* head = shares_.data();
-  for (int r = 0; r < from; ++r) {
-    rows += NumElements(r, rank_);
-    if (!ids_[r].empty()) head += count;
+  int64_t num_senders = 0, before = 0;
+  for (int r = 0; r < static_cast<int>(ids_.size()); ++r) {
+    if (r < from) rows += NumElements(r, rank_);
+    if (r < from && !ids_[r].empty()) ++before;
+    if (!ids_[r].empty()) ++num_senders;
   }
-  std::vector<float> share(head, head + count);
+  std::vector<float> share(static_cast<size_t>(count));
+  for (int64_t i = 0; i < kNumPieces; ++i) {
+    const Piece piece = PieceOf(rank_, i);
+    const int64_t begin = piece.begin - part_.offsets[rank_];
+    const float* head = shares_.data() + num_senders * begin + before * piece.size();
+    std::copy(head, head + piece.size(), share.begin() + begin);
+  }
   ForEachPiece(ids_[from], rank_, [&](int64_t, int64_t, int64_t num, int64_t at) {
     for (int64_t i = 0; i < num; ++i) share[at + i] += rows[i];
     rows += num;

@@ -342,13 +342,13 @@ absl::Status TrainerEngine::Update(StepResult& result) {
     result.skipped = true;
     result.skip_reason =
         absl::StrCat("not finite: loss ", result.loss, ", gradient norm ", result.grad_norm);
-    return absl::OkStatus();
+    return state_->FinishSums();
   }
   if (result.grad_norm > skip_above_norm_) {
     result.skipped = true;
     result.skip_reason = absl::StrCat("gradient norm ", result.grad_norm, " is a spike (above ",
                                       skip_above_norm_, ")");
-    return absl::OkStatus();
+    return state_->FinishSums();
   }
   AdamWStep step;
   step.lr = static_cast<float>(result.lr);

@@ -9,52 +9,6 @@
 #include "engine/training/adapted_model.h"
 
 namespace stretto::engine {
-namespace {
-// The first error, once all are done.
-absl::Status WaitAll(const std::vector<CollectiveHandle>& handles) {
-  absl::Status status;
-  for (const CollectiveHandle& h : handles) {
-    if (absl::Status s = h.Wait(); status.ok()) status = s;
-  }
-  return status;
-}
-
-}  // namespace
-
-// Lets a pass send gradients on their way.
-class TrainingState::Follower final : public ParameterUnits {
- public:
-  explicit Follower(TrainingState& state) : state_(state) {}
-  void BeforeForward(int64_t) override {}
-  void AfterForward(int64_t) override {}
-  Tensors BeforeBackward(int64_t) override {
-    return {state_.model_ != nullptr ? state_.model_->flat_weights() : state_.weights_flat_,
-            state_.gradients_};
-  }
-  void AfterMlpBackward(int64_t unit) override {
-    const auto [begin, end] = state_.map_.PartsOf(unit);
-    if (expected_ && end - begin > 1) state_.StartSum(begin + 1, {});
-  }
-  void AfterTiedHeadBackward() override {
-    if (expected_ && state_.halves_) state_.StartTiedHead();
-  }
-  bool TakeLookups(const Tensor& d_x_TD) override {
-    if (!expected_ || !state_.halves_) return false;
-    state_.StartLookups(d_x_TD);
-    return true;
-  }
-  void AfterBackward(int64_t unit) override {
-    if (!expected_) return;
-    if (unit > 0 || !state_.halves_) state_.StartSum(state_.map_.PartsOf(unit).first, {});
-    if (unit == 0) expected_ = false;
-  }
-  void Expect(bool last) { expected_ = last; }
-
- private:
-  TrainingState& state_;
-  bool expected_ = false;
-};
-
 TrainingState::TrainingState(Device& device, Stream& stream,
                              std::shared_ptr<const ParameterLayout> layout,
                              const ParallelOptions& options, Communicator* communicator,
@@ -66,12 +20,8 @@ TrainingState::TrainingState(Device& device, Stream& stream,
       communicator_(communicator),
       leaves_(leaves),
       map_(*layout_, communicator == nullptr ? 1 : communicator->size()),
-      whole_(*layout_, 1),
-      tied_embedding_(map_.parts()[0], layout_->embedding, rank()) {}
-TrainingState::~TrainingState() {
-  FinishReaders();
-  WaitAll(sums_).IgnoreError();  // they use its memory
-}
+      whole_(*layout_, 1) {}
+TrainingState::~TrainingState() { FinishReaders(); }
 
 absl::StatusOr<std::unique_ptr<TrainingState>> TrainingState::Create(
     Device& device, Stream& stream, std::shared_ptr<const ParameterLayout> layout,
@@ -136,7 +86,13 @@ absl::Status TrainingState::Allocate(const TrainingStateOptions& state) {
     weights_ = ModelWeights::Empty(*layout_);
   }
   if (options_.streams_gradients()) return AllocateStream();
-  if (!alone()) follower_ = std::make_unique<Follower>(*this);
+  if (!alone()) {
+    const Tensor& flat = model_ != nullptr ? model_->flat_weights() : weights_flat_;
+    const bool gathers = options_.kind == DataParallel::kDdp;
+    sums_ = std::make_unique<GradientSums>(GradientSumsContext{device_, stream_, *layout_, map_,
+                                                               *communicator_, flat, gradients_,
+                                                               gathers, options_.bucket_bytes});
+  }
   return absl::OkStatus();
 }
 
@@ -161,7 +117,7 @@ absl::Status TrainingState::AllocateStream() {
 
 ParameterUnits* TrainingState::units() {
   if (unit_stream_ != nullptr) return unit_stream_.get();
-  return follower_.get();
+  return sums_.get();
 }
 
 TrainingState::Piece TrainingState::PieceOf(const Place& place, int64_t part) {
@@ -266,11 +222,16 @@ void TrainingState::ClearMoments() {
 absl::Status TrainingState::ForEachWindow(
     const std::function<absl::Status(const Piece&)>& call) const {
   for (size_t p = 0; p < optimizer_place_.map->parts().size(); ++p) {
-    const Piece piece = PieceOf(optimizer_place_, static_cast<int64_t>(p));
-    const int64_t window = is_plain() ? piece.count : optimizer_->window();
-    for (int64_t done = 0; done < piece.count; done += window) {
-      RETURN_IF_ERROR(call({piece.begin + done, std::min(window, piece.count - done)}));
-    }
+    RETURN_IF_ERROR(ForEachWindow(PieceOf(optimizer_place_, static_cast<int64_t>(p)), call));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingState::ForEachWindow(
+    const Piece& run, const std::function<absl::Status(const Piece&)>& call) const {
+  const int64_t window = is_plain() ? run.count : optimizer_->window();
+  for (int64_t done = 0; done < run.count; done += window) {
+    RETURN_IF_ERROR(call({run.begin + done, std::min(window, run.count - done)}));
   }
   return absl::OkStatus();
 }
@@ -321,28 +282,11 @@ absl::Status TrainingState::DownloadWeights(uint8_t* dst) {
   return absl::OkStatus();
 }
 
-std::vector<CollectiveCall> TrainingState::BucketsOf(int64_t part, size_t element_bytes) const {
-  const int num_ranks = map_.num_ranks();
-  const int64_t slice =
-      std::max<int64_t>(1, options_.bucket_bytes / static_cast<int64_t>(element_bytes) / num_ranks);
-  std::vector<CollectiveCall> buckets;
-  const ShardMap::Part& p = map_.parts()[part];
-  const int64_t largest = *std::max_element(p.counts.begin(), p.counts.end());
-  for (int64_t begin = 0; begin < largest; begin += slice) {
-    CollectiveCall& call = buckets.emplace_back();
-    for (int r = 0; r < num_ranks; ++r) {
-      call.counts.push_back(std::clamp<int64_t>(p.counts[r] - begin, 0, slice));
-      call.offsets.push_back(p.begin + p.offsets[r] + std::min(begin, p.counts[r]));
-    }
-    call.num_elements = call.counts[rank()];
-  }
-  return buckets;
-}
-
 absl::Status TrainingState::GatherFlat(const Tensor& flat) {
   std::vector<CollectiveHandle> handles;
-  for (size_t p = 0; p < map_.parts().size(); ++p) {
-    for (CollectiveCall& call : BucketsOf(static_cast<int64_t>(p), SizeOf(flat.dtype))) {
+  for (const ShardMap::Part& part : map_.parts()) {
+    for (CollectiveCall& call :
+         BucketsOf(part, rank(), SizeOf(flat.dtype), options_.bucket_bytes)) {
       call.kind = CollectiveKind::kAllGather;
       call.dtype = flat.dtype;
       call.input = Host(flat) + static_cast<size_t>(call.offsets[rank()]) * SizeOf(flat.dtype);
@@ -350,28 +294,16 @@ absl::Status TrainingState::GatherFlat(const Tensor& flat) {
       handles.push_back(communicator_->Start(std::move(call)));
     }
   }
-  return WaitAll(handles);
+  absl::Status status;
+  for (const CollectiveHandle& h : handles) status.Update(h.Wait());
+  return status;
 }
 
 void TrainingState::BeginStep(const LeafPlan& plan, TiedEmbeddingSum::IdsOfRanks ids_of_ranks) {
-  sum_call_ = {};
-  sum_call_.kind =
-      optimizer_place_.map == &whole_ ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
-  sum_call_.dtype = DType::kF32;
-  sum_call_.plan.used = plan.used();
-  for (int r = 0; r < map_.num_ranks(); ++r) {
-    sum_call_.plan.nodes_of_rank.push_back(plan.NodesOfRank(r));
-  }
-  num_sums_started_ = 0;
-  sums_.clear();
-  halves_ = head_started_ = false;
-  if (!alone() && model_ == nullptr && !layout_->has_leaves() && !ids_of_ranks.empty() &&
-      layout_->lm_head.offset == layout_->embedding.offset) {
-    halves_ = TiedEmbeddingSum::Pays(ids_of_ranks, layout_->embedding.rows);
-    for (int r = 0; r < map_.num_ranks(); ++r) halves_ = halves_ && plan.LeavesOf(r).size() < 2;
-    if (halves_) tied_embedding_.Begin(std::move(ids_of_ranks));
-  }
-  if (follower_ != nullptr) follower_->Expect(false);
+  if (sums_ == nullptr) return;
+  const bool tied = layout_->lm_head.offset == layout_->embedding.offset;
+  if (model_ != nullptr || layout_->has_leaves() || !tied) ids_of_ranks.clear();
+  sums_->Begin(plan, std::move(ids_of_ranks));
 }
 
 void TrainingState::BeginLeaf() { device_.Fill(stream_, gradients_, 0.0f); }
@@ -399,62 +331,7 @@ void TrainingState::EndLeaf(const LeafPlan& plan, int64_t leaf) {
 }
 
 void TrainingState::ExpectLastPass() {
-  if (follower_ != nullptr && partial_sums_.empty()) follower_->Expect(true);
-}
-
-void TrainingState::StartSum(int64_t part, const std::vector<std::vector<float>>& partials) {
-  STRETTO_CHECK(part + static_cast<int64_t>(++num_sums_started_) ==
-                static_cast<int64_t>(map_.parts().size()));
-  device_.Synchronize(stream_);
-  const std::vector<SumNode>& nodes = sum_call_.plan.nodes_of_rank[rank()];
-  for (const CollectiveCall& bucket : BucketsOf(part, sizeof(float))) {
-    CollectiveCall call = sum_call_;
-    for (size_t i = 0; i < nodes.size(); ++i) {
-      call.parts.push_back({nodes[i], partials.empty() ? static_cast<const void*>(Host(gradients_))
-                                                       : partials[i].data()});
-    }
-    call.counts = bucket.counts;
-    call.offsets = bucket.offsets;
-    call.output = Host(gradients_);
-    if (call.kind == CollectiveKind::kReduceScatter) {
-      call.output = Host(gradients_) + static_cast<size_t>(call.offsets[rank()]) * sizeof(float);
-    }
-    sums_.push_back(communicator_->Start(std::move(call)));
-  }
-}
-
-void TrainingState::StartTiedHead() {
-  head_started_ = true;
-  device_.Synchronize(stream_);
-  const auto* gradients = reinterpret_cast<const float*>(Host(gradients_));
-  sums_.push_back(communicator_->Start(tied_embedding_.HeadCall(gradients)));
-}
-
-void TrainingState::StartLookups(const Tensor& d_x_TD) {
-  ++num_sums_started_;
-  device_.Synchronize(stream_);
-  const auto* rows = d_x_TD ? reinterpret_cast<const float*>(Host(d_x_TD)) : nullptr;
-  sums_.push_back(communicator_->Start(tied_embedding_.RowsCall(rows, d_x_TD.row_stride)));
-}
-
-void TrainingState::AddTiedEmbedding() {
-  const ShardMap::Part& part = map_.parts()[0];
-  TreeSum sum(sum_call_.plan.used, part.counts[rank()]);
-  for (int r = 0; r < map_.num_ranks(); ++r) {
-    const std::vector<SumNode>& nodes = sum_call_.plan.nodes_of_rank[r];
-    if (!nodes.empty()) sum.Add(nodes[0], tied_embedding_.TakeShare(r));
-  }
-  float* gradients = reinterpret_cast<float*>(Host(gradients_));
-  const std::vector<float> values = sum.Take();
-  std::copy(values.begin(), values.end(), gradients + part.offsets[rank()]);
-  if (sum_call_.kind != CollectiveKind::kAllReduce) return;
-  for (CollectiveCall& call : BucketsOf(0, sizeof(float))) {
-    call.kind = CollectiveKind::kAllGather;
-    call.dtype = DType::kF32;
-    call.input = gradients + call.offsets[rank()];
-    call.output = gradients;
-    sums_.push_back(communicator_->Start(std::move(call)));
-  }
+  if (sums_ != nullptr && partial_sums_.empty()) sums_->ExpectLastPass();
 }
 
 absl::Status TrainingState::SumGradients() {
@@ -465,19 +342,13 @@ absl::Status TrainingState::SumGradients() {
     if (!partials.empty()) device_.Upload(stream_, gradients_, partials[0].data());
     return absl::OkStatus();
   }
-  if (halves_ && !head_started_) StartTiedHead();
-  for (size_t left = map_.parts().size() - num_sums_started_; left > 0; --left) {
-    if (left == 1 && halves_) {
-      StartLookups({});
-    } else {
-      StartSum(static_cast<int64_t>(left) - 1, partials);
-    }
-  }
-  absl::Status status = halves_ ? sums_.back().Wait() : absl::OkStatus();
-  if (halves_ && status.ok()) AddTiedEmbedding();
-  status.Update(WaitAll(sums_));
-  sums_.clear();
-  return status;
+  RETURN_IF_ERROR(sums_->Finish(partials));
+  own_squares_ = OwnSquaredBlocks();
+  return absl::OkStatus();
+}
+
+absl::Status TrainingState::FinishSums() {
+  return sums_ == nullptr ? absl::OkStatus() : sums_->AwaitAll();
 }
 
 MemoryLedger TrainingState::ledger() const {

@@ -16,6 +16,7 @@
 #include "engine/model/memory.h"
 #include "engine/model/packed_pass.h"
 #include "engine/model/weights.h"
+#include "engine/training/gradient_sums.h"
 #include "engine/training/optimizer_state.h"
 #include "engine/training/parallel.h"
 #include "engine/training/unit_stream.h"
@@ -115,8 +116,10 @@ class TrainingState {
   // compute.
   void ExpectLastPass();
   void EndLeaf(const LeafPlan& plan, int64_t leaf);
-  // (collective) The sum over all leaves of all ranks: everywhere, or where it is owned.
+  // (collective) The sum over all leaves of all ranks, where it is owned. Under ddp what others own
+  // is still on its way then: Update waits for it, and so does FinishSums where there is no update.
   absl::Status SumGradients();
+  absl::Status FinishSums();
 
   // (collective) The gradient's Euclidean norm. Blocks of 4096 elements in order, from the run's
   // beginning with one leaf, from each unit's with more. In a layout of leaves a unit's are those
@@ -156,32 +159,25 @@ class TrainingState {
   uint8_t* Host(const Tensor& tensor) const {
     return static_cast<uint8_t*>(device_.HostMemory(tensor));
   }
-  class Follower;
   absl::Status AllocateStream();
   absl::Status GatherFlat(const Tensor& flat);
   // Where whole weights are held: completes them from the ranks' parts and packs them anew.
   absl::Status PublishWeights();
-  // Calls with the counts of each rank and their offsets in the flat run, for a part in buckets.
-  std::vector<CollectiveCall> BucketsOf(int64_t part, size_t element_bytes) const;
-  // Starts the sum of a part's gradients. `partials`: of this rank's nodes; empty: its only one is
-  // in gradients_. Sums begin with the last part, the order in which a backward pass is done with
-  // them: that of all ranks' collectives.
-  void StartSum(int64_t part, const std::vector<std::vector<float>>& partials);
-  // The two halves of a tied embedding's gradient, before all other sums and instead of the last;
-  // and what they came to.
-  void StartTiedHead();
-  void StartLookups(const Tensor& d_x_TD);
-  void AddTiedEmbedding();
   // Sums of squares of blocks, by unit: of everybody that holds a part of this layout.
   using BlockSums = std::vector<std::vector<double>>;
   absl::StatusOr<BlockSums> SquaredBlocks();
+  std::vector<double> OwnSquaredBlocks();
   // The same of all leaves.
   absl::Status AddLeaves(BlockSums& sums) const;
   // Elements of one unit, at most a window of them.
   absl::Status UpdatePiece(const Piece& piece, AdamWStep step, double weight_decay,
                            const MomentRounding& rounding);
-  // Calls with pieces of this rank's masters, each at most a window.
+  // Calls with pieces of this rank's masters, or of a run of them, each at most a window.
   absl::Status ForEachWindow(const std::function<absl::Status(const Piece&)>& call) const;
+  absl::Status ForEachWindow(const Piece& run,
+                             const std::function<absl::Status(const Piece&)>& call) const;
+  // Lays out a unit's matrices anew.
+  absl::Status PackUnit(int64_t unit);
   void FinishReaders();
 
   Device& device_;
@@ -202,13 +198,8 @@ class TrainingState {
   // Of this rank's nodes, where it has more than one leaf.
   std::vector<std::unique_ptr<TreeSum>> partial_sums_;
   size_t partial_bytes_max_ = 0;
-  std::unique_ptr<Follower> follower_;  // of a rank of several, without a stream
-  CollectiveCall sum_call_;             // what the sums of this step have in common
-  size_t num_sums_started_ = 0;         // of parts
-  TiedEmbeddingSum tied_embedding_;
-  bool halves_ = false;  // of this step: the tied embedding's gradient comes in two
-  bool head_started_ = false;
-  std::vector<CollectiveHandle> sums_;
+  std::unique_ptr<GradientSums> sums_;  // of a rank of several, without a stream
+  std::vector<double> own_squares_;     // of the sums that it owns, before they are compared
   std::vector<std::shared_ptr<StateReader>> readers_;
 };
 }  // namespace stretto::engine

@@ -11,8 +11,8 @@ namespace {
 bool IsVector(const Parameter& p) { return p.spec.shape.size() == 1; }
 
 // `all` = the ranks' values in order of rank.
-absl::Status GatherDoubles(Communicator& group, const std::vector<int64_t>& counts,
-                           const std::vector<double>& mine, std::vector<double>& all) {
+CollectiveHandle StartGather(Communicator& group, const std::vector<int64_t>& counts,
+                             const std::vector<double>& mine, std::vector<double>& all) {
   int64_t total = 0;
   for (const int64_t c : counts) total += c;
   all.resize(total);
@@ -23,7 +23,7 @@ absl::Status GatherDoubles(Communicator& group, const std::vector<int64_t>& coun
   call.num_elements = counts[group.rank()];
   call.input = mine.data();
   call.output = all.data();
-  return group.Start(std::move(call)).Wait();
+  return group.Start(std::move(call));
 }
 }  // namespace
 
@@ -40,24 +40,35 @@ absl::StatusOr<double> TrainingState::GradientNorm() {
   return std::sqrt(total);
 }
 
-absl::StatusOr<TrainingState::BlockSums> TrainingState::SquaredBlocks() {
+std::vector<double> TrainingState::OwnSquaredBlocks() {
   constexpr int64_t kBlock = ShardMap::kBlock;
-  const auto blocks = [](int64_t elements) { return (elements + kBlock - 1) / kBlock; };
   std::vector<double> mine;
-  std::vector<int64_t> counts(map_.num_ranks(), 0);
   for (size_t p = 0; p < map_.parts().size(); ++p) {
     const Piece piece = PieceOf({&map_, rank()}, static_cast<int64_t>(p));
     for (int64_t i = 0; i < piece.count; i += kBlock) {
       mine.push_back(device_.SquaredNorm(stream_, In(gradients_, gradient_place_, piece.begin + i,
                                                      std::min(kBlock, piece.count - i))));
     }
-    for (int r = 0; r < map_.num_ranks(); ++r) counts[r] += blocks(map_.parts()[p].counts[r]);
+  }
+  return mine;
+}
+
+absl::StatusOr<TrainingState::BlockSums> TrainingState::SquaredBlocks() {
+  const auto blocks = [](int64_t elements) {
+    return (elements + ShardMap::kBlock - 1) / ShardMap::kBlock;
+  };
+  std::vector<double> mine = sums_ != nullptr ? std::move(own_squares_) : OwnSquaredBlocks();
+  std::vector<int64_t> counts(map_.num_ranks(), 0);
+  for (const ShardMap::Part& part : map_.parts()) {
+    for (int r = 0; r < map_.num_ranks(); ++r) counts[r] += blocks(part.counts[r]);
   }
   std::vector<double> all = mine;
   std::vector<int64_t> next(map_.num_ranks(), 0);  // where each rank's sums go on
   if (!alone()) {
     for (int r = 1; r < map_.num_ranks(); ++r) next[r] = next[r - 1] + counts[r - 1];
-    RETURN_IF_ERROR(GatherDoubles(*communicator_, counts, mine, all));
+    const CollectiveHandle gathered = StartGather(*communicator_, counts, mine, all);
+    if (sums_ != nullptr) sums_->GatherRest();
+    RETURN_IF_ERROR(gathered.Wait());
   }
   BlockSums sums;
   for (int64_t u = 0; u < map_.num_units(); ++u) {
@@ -92,7 +103,7 @@ absl::Status TrainingState::AddLeaves(BlockSums& sums) const {
   std::vector<int64_t> counts(num_ranks, 0);
   for (size_t i = 0; i < all_sizes.size(); ++i) counts[i / sizes.size()] += all_sizes[i];
   std::vector<double> all;
-  RETURN_IF_ERROR(GatherDoubles(*leaves_, counts, mine, all));
+  RETURN_IF_ERROR(StartGather(*leaves_, counts, mine, all).Wait());
   size_t from = 0;
   for (std::vector<double>& unit : sums) unit.clear();
   for (size_t i = 0; i < all_sizes.size(); ++i) {
@@ -131,8 +142,41 @@ absl::Status TrainingState::UpdatePiece(const Piece& piece, AdamWStep step, doub
 absl::Status TrainingState::Update(AdamWStep step, double weight_decay) {
   FinishReaders();
   const MomentRounding rounding(step.step);
-  RETURN_IF_ERROR(ForEachWindow(
-      [&](const Piece& piece) { return UpdatePiece(piece, step, weight_decay, rounding); }));
-  return PublishWeights();
+  const auto update = [&](const Piece& piece) {
+    return UpdatePiece(piece, step, weight_decay, rounding);
+  };
+  if (sums_ == nullptr || optimizer_place_.map != &whole_) {
+    RETURN_IF_ERROR(ForEachWindow(update));
+    return PublishWeights();
+  }
+  // Part by part, as the sums come.
+  std::vector<int64_t> parts_left;
+  for (int64_t u = 0; u < map_.num_units(); ++u) {
+    const auto [begin, end] = map_.PartsOf(u);
+    parts_left.push_back(end - begin);
+  }
+  for (const int64_t p : sums_->Order()) {
+    RETURN_IF_ERROR(sums_->Await(p));
+    const ShardMap::Part& part = map_.parts()[p];
+    RETURN_IF_ERROR(ForEachWindow({part.begin, part.size()}, update));
+    const int64_t unit = map_.UnitOf(p);
+    if (--parts_left[unit] == 0) RETURN_IF_ERROR(PackUnit(unit));
+  }
+  device_.Synchronize(stream_);
+  return absl::OkStatus();
+}
+
+absl::Status TrainingState::PackUnit(int64_t unit) {
+  if (weights_ == nullptr) return absl::OkStatus();
+  const bool last = unit + 1 == map_.num_units();
+  const bool tied = layout_->lm_head.offset == layout_->embedding.offset;
+  if (unit == 0) weights_->BindEmbedding(*layout_, weights_flat_);
+  if (last) weights_->BindFinalNorm(*layout_, weights_flat_);
+  if (tied ? unit == 0 : last) {
+    RETURN_IF_ERROR(weights_->BindHead(device_, stream_, *layout_, weights_flat_));
+  }
+  if (unit == 0 || last) return absl::OkStatus();
+  return weights_->BindLayer(device_, stream_, *layout_, unit - 1, weights_flat_,
+                             weights_->layers[unit - 1]);
 }
 }  // namespace stretto::engine

@@ -152,17 +152,22 @@ void UnitStream::AfterBackward(int64_t unit) {
   StartSum(unit, c_.gradient_map.PartsOf(unit).first);
 }
 
-void UnitStream::AfterMlpBackward(int64_t unit) {
+void UnitStream::AfterMlpBackward(int64_t unit, MlpPart part) {
   const auto [begin, end] = c_.gradient_map.PartsOf(unit);
-  if (end - begin > 1) StartSum(unit, begin + 1);
+  if (end - begin > 1) StartSum(unit, begin + (part == MlpPart::kDown ? 2 : 1));
 }
 
-void UnitStream::AfterTiedHeadBackward() {
+std::vector<std::vector<ParameterUnits::Rows>> UnitStream::TiedHeadPieces() {
+  if (!halves_) return {};
+  return tied_embedding_.RowsOfPieces();
+}
+
+void UnitStream::AfterTiedHeadBackward(int64_t piece) {
   if (!halves_ || !status_.ok()) return;
   c_.device.Synchronize(c_.stream);
   GradientSlot& slot = GradientSlotOf(0);
-  slot.taken.push_back(c_.communicator.Start(
-      tied_embedding_.HeadCall(static_cast<const float*>(c_.device.HostMemory(slot.window)))));
+  slot.taken.push_back(c_.communicator.Start(tied_embedding_.HeadCall(
+      static_cast<const float*>(c_.device.HostMemory(slot.window)), piece)));
   under_way_.push_back(slot.taken.back());
 }
 
@@ -254,9 +259,12 @@ void UnitStream::BackwardAlone() {
   for (int64_t u = last_unit(); u > 0; --u) {
     BeforeBackward(u);
     if (u == last_unit()) {
-      AfterTiedHeadBackward();
+      for (int64_t i = 0; halves_ && i < TiedEmbeddingSum::kNumPieces; ++i) {
+        AfterTiedHeadBackward(i);
+      }
     } else {
-      AfterMlpBackward(u);
+      AfterMlpBackward(u, MlpPart::kDown);
+      AfterMlpBackward(u, MlpPart::kGateUp);
     }
     AfterBackward(u);
   }

@@ -49,8 +49,9 @@ class UnitStream final : public ParameterUnits {
   void AfterForward(int64_t unit) override;
   Tensors BeforeBackward(int64_t unit) override;
   void AfterBackward(int64_t unit) override;
-  void AfterMlpBackward(int64_t unit) override;
-  void AfterTiedHeadBackward() override;
+  void AfterMlpBackward(int64_t unit, MlpPart part) override;
+  std::vector<std::vector<Rows>> TiedHeadPieces() override;
+  void AfterTiedHeadBackward(int64_t piece) override;
   bool TakeLookups(const Tensor& d_x_TD) override;
 
   // A step's gradients come from these leaves, some in each round.

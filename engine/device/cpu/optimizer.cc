@@ -18,6 +18,16 @@ double Power(double x, int64_t n) {
   return result;
 }
 
+// Of one block: the same sum, without the detour through memory.
+double SumBlock(const float* x) {
+  double sum = 0;
+  for (int64_t i = 0; i < kBlock; ++i) {
+    const double value = x[i];
+    sum += value * value;
+  }
+  return sum;
+}
+
 // sums[b] = Σ x² of block b, for whole blocks [0, count).
 void SumBlocks(const float* x, double* sums, int64_t count) {
   double sum[kLanesOfBlocks] = {};
@@ -60,7 +70,7 @@ double SumOfSquares(ThreadPool& pool, const float* x, int64_t n) {
       if (count == kLanesOfBlocks) {
         SumBlocks(x + first * kBlock, sums.data() + first, kLanesOfBlocks);
       } else {
-        SumBlocks(x + first * kBlock, sums.data() + first, count);
+        for (int64_t b = first; b < first + count; ++b) sums[b] = SumBlock(x + b * kBlock);
       }
     }
   });
