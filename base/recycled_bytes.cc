@@ -92,10 +92,11 @@ std::shared_ptr<uint8_t> TakeBytes(size_t size) {
   return {Recycler::Get().Take(size), [size](uint8_t* p) { Recycler::Get().Return(p, size); }};
 }
 
-void ReserveBytes(const std::vector<size_t>& sizes) {
+void ReserveBytes(const std::vector<size_t>& sizes, const std::atomic<bool>& stop) {
   constexpr size_t kPage = 4096;
   std::vector<std::shared_ptr<uint8_t>> all;
   for (const size_t size : sizes) {
+    if (stop) return;
     Recycler::Get().Reserve(size);
     uint8_t* p = all.emplace_back(TakeBytes(size)).get();
     for (size_t at = 0; at < size; at += kPage) static_cast<volatile uint8_t*>(p)[at] = 0;

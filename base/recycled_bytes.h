@@ -4,6 +4,7 @@
 // Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,8 +15,9 @@ namespace stretto {
 std::shared_ptr<uint8_t> TakeBytes(size_t size);
 
 // Makes as much memory as versions of these sizes take ready to be taken, pages and all, before
-// there is one: the first ones then come as fast as those that follow. It is kept until then.
-void ReserveBytes(const std::vector<size_t>& sizes);
+// there is one: the first ones then come as fast as those that follow. It is kept until then. Ends
+// early when `stop` becomes true.
+void ReserveBytes(const std::vector<size_t>& sizes, const std::atomic<bool>& stop);
 
 // Bytes that are kept for the next ones.
 size_t NumSpareBytes();

@@ -17,7 +17,11 @@ TEST_CASE("what a version leaves is the next one's memory, and no more is kept t
 
 TEST_CASE("what is reserved is there before anything was let go") {
   constexpr size_t kSize = 5 << 20;
-  ReserveBytes({kSize, kSize});
+  std::atomic<bool> stop{true};
+  ReserveBytes({kSize}, stop);
+  CHECK(NumSpareBytes() == 0);
+  stop = false;
+  ReserveBytes({kSize, kSize}, stop);
   CHECK(NumSpareBytes() == 2 * kSize);
   std::shared_ptr<uint8_t> first = TakeBytes(kSize), second = TakeBytes(kSize);
   CHECK(NumSpareBytes() == 0);

@@ -1,5 +1,8 @@
 #include "services/generator/policy_holder.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -13,6 +16,7 @@
 
 namespace stretto::services {
 namespace {
+constexpr int kReserveNice = 10;
 constexpr absl::Duration kPoll = absl::Milliseconds(20);  // how soon a wait that is given up ends
 }  // namespace
 
@@ -27,6 +31,7 @@ absl::StatusOr<std::unique_ptr<PolicyHolder>> PolicyHolder::Create(const ModelHo
 }
 
 PolicyHolder::~PolicyHolder() {
+  is_ending_ = true;
   if (reserver_.joinable()) reserver_.join();
 }
 
@@ -39,14 +44,17 @@ void PolicyHolder::ReserveMemory() {
   }
   ++next->number;
   reserver_ = std::thread([this, next] {
-    const std::shared_ptr<void> borrowed = engine::BorrowThread(*host_->device);
+    // A run's first step comes before its first version: others go first.
+    (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kReserveNice);
     // The first version is the files'; two others take turns.
     std::vector<size_t> sizes;
     for (const engine::SharedBytes& tensor : next->tensors) {
       sizes.insert(sizes.end(), 2, tensor.size());
     }
-    ReserveBytes(sizes);
+    ReserveBytes(sizes, is_ending_);
+    if (is_ending_) return;
     // What it is laid out in is let go.
+    const std::shared_ptr<void> borrowed = engine::BorrowThread(*host_->device);
     const auto weights = BuildWeights(*host_, *next);
     if (!weights.ok())
       LogDebug("no memory is ready for new versions: ", weights.status().message());

@@ -4,6 +4,7 @@
 // gRPC.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -102,6 +103,7 @@ class PolicyHolder {
   const WeightsFetcher fetcher_;
   const engine::Manifest expected_;
   WeightsRelay relay_;
+  std::atomic<bool> is_ending_{false};
   std::thread reserver_;
   mutable absl::Mutex mutex_;
   bool is_preparing_ ABSL_GUARDED_BY(mutex_) = false;
