@@ -15,6 +15,8 @@
 #include "base/files.h"
 #include "base/printable.h"
 #include "base/status.h"
+#include "engine/formats/model_files.h"
+#include "engine/training/adapted_model.h"
 #include "engine/training/checkpoint.h"
 #include "engine/weights/version.h"
 
@@ -61,6 +63,11 @@ absl::StatusOr<Json> SettingsOf(const FinetuneFlags& flags, const std::string& s
   ASSIGN_OR_RETURN(const std::string data, Files::Real().ReadAll(flags.data));
   Json settings = Json::parse(settings_json);
   settings["model"] = Absolute(flags.model);
+  if (!flags.model.empty()) {  // what lies there, too: it may have been replaced
+    ASSIGN_OR_RETURN(const auto files, engine::OpenModelOfAnyHead(flags.model));
+    RETURN_IF_ERROR(engine::CheckShapes(files.config, *files.tensors));
+    ASSIGN_OR_RETURN(settings["model-content"], engine::HashOfBase(files.config, *files.tensors));
+  }
   settings["config"] = Absolute(flags.config);
   settings["tokenizer"] = Absolute(flags.tokenizer);
   settings["data"] = engine::TensorHash(AsBytes(data));
@@ -110,7 +117,9 @@ absl::Status FinetuneSession::CheckSettings(const std::string& folder) const {
     const Json was = before.is_object() ? before.value(key, Json()) : Json();
     if (was == value || !difference.empty()) continue;
     difference = absl::StrCat("--", key, " was ", was.dump(), ", is ", value.dump());
-    if (key == "data") difference = "--data has other content";
+    if (key == "data" || key == "model-content") {
+      difference = absl::StrCat(key == "data" ? "--data" : "--model", " has other content");
+    }
   }
   if (difference.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(

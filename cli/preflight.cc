@@ -52,7 +52,10 @@ absl::Status CheckPrompts(const RunConfig& run, const services::Dataset& data,
       "data.max_prompt_tokens, model.max_sequence_length and data.on_long_prompt say what is "
       "allowed";
   if (num_long == num_seen) return absl::InvalidArgumentError(absl::StrCat(text, kAdvice));
-  notes->push_back(absl::StrCat(text, "others take their place; ", kAdvice));
+  notes->push_back(absl::StrCat(text,
+                                data.name == run.data.train ? "others take their place; "
+                                                            : "they are left out of evaluations; ",
+                                kAdvice));
   return absl::OkStatus();
 }
 
@@ -62,7 +65,7 @@ absl::Status CheckDataAndModel(const RunConfig& run, std::vector<std::string>* n
                                      .rewards = run.rewards};
   std::vector<services::Dataset> data;
   for (const std::string& path : {run.data.train, run.data.eval}) {
-    if (path.empty()) continue;
+    if (path.empty() || (!data.empty() && data.front().name == path)) continue;
     ASSIGN_OR_RETURN(data.emplace_back(), services::ReadDataset(path, how));
   }
   ASSIGN_OR_RETURN(const auto prompts, OpenPrompts(services::OptionsOfRun(run, /*threads=*/0)));

@@ -147,14 +147,21 @@ void Progress::ShowNews(const v1::RunStatus& status) {
     last_step_ = status.step();
     Note(StepLine(status));
   }
-  if (status.eval_last() >= 0) ShowEvaluation(status.eval_last_step(), status.eval_last());
+  if (status.eval_last() >= 0) {
+    ShowEvaluation(status.eval_last_step(), status.eval_last(), std::nullopt);
+  }
 }
 
-void Progress::ShowEvaluation(int64_t step, double accuracy) {
+void Progress::ShowEvaluation(int64_t step, double accuracy, std::optional<double> reward) {
   if (step <= last_eval_step_) return;
   last_eval_step_ = step;
-  Note(absl::StrFormat("held-out accuracy %.1f %% %s", 100 * accuracy,
-                       step == 0 ? "before training" : absl::StrCat("after step ", step)));
+  const std::string when = step == 0 ? "before training" : absl::StrCat("after step ", step);
+  if (accuracy < 0) {
+    Note(absl::StrCat("no held-out question could be judged ", when));
+    return;
+  }
+  Note(absl::StrFormat("held-out accuracy %.1f %%%s %s", 100 * accuracy,
+                       reward.has_value() ? absl::StrFormat(", reward %.3f,", *reward) : "", when));
 }
 
 bool Progress::ShowNewsOfFile() {
@@ -162,7 +169,7 @@ bool Progress::ShowNewsOfFile() {
   bool is_there = false;
   for (const StepNews& news : metrics_->Read(&is_there)) {
     if (news.is_evaluation) {
-      ShowEvaluation(news.step, news.accuracy);
+      ShowEvaluation(news.step, news.accuracy, news.reward);
     } else if (news.step > last_step_) {
       last_step_ = news.step;
       Note(LineOf(news.step, num_steps_, news.metrics, news.was_skipped, news.step));

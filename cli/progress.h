@@ -34,7 +34,7 @@ class Progress {
   void ShowNews(const v1::RunStatus& status);
   // Whether steps and evaluations come from the file.
   bool ShowNewsOfFile();
-  void ShowEvaluation(int64_t step, double accuracy);
+  void ShowEvaluation(int64_t step, double accuracy, std::optional<double> reward);
   void ShowLive(const std::string& line);
   void ClearLive();
   const bool is_terminal_;

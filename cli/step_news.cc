@@ -13,10 +13,13 @@ std::optional<StepNews> Parse(const std::string& line) {
   if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) {
     return std::nullopt;
   }
-  StepNews news{.step = json["step"].get<int64_t>(), .metrics = {}};
+  StepNews news{.step = json["step"].get<int64_t>(), .reward = {}, .metrics = {}};
   news.is_evaluation = json.contains("eval") && json["eval"].is_number();
   if (news.is_evaluation) {
     news.accuracy = json["eval"].get<double>();
+    if (json.contains("eval_reward") && json["eval_reward"].is_number()) {
+      news.reward = json["eval_reward"].get<double>();
+    }
     return news;
   }
   news.was_skipped = json.contains("skip_reason");

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,8 @@ namespace stretto::cli {
 struct StepNews {
   int64_t step = 0;
   bool is_evaluation = false;
-  double accuracy = 0;                    // of an evaluation
+  double accuracy = 0;                    // of an evaluation; below 0: none could be judged
+  std::optional<double> reward;           // of an evaluation: the mean, where it's known
   bool was_skipped = false;               // of a step
   std::map<std::string, double> metrics;  // of a step
 };

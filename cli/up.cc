@@ -67,18 +67,6 @@ RunConfig Essence(RunConfig config) {
   return config;
 }
 
-// The first line in which two texts of equal shape differ, "was …, is …"; empty: none.
-std::string FirstDifference(const std::string& before, const std::string& after) {
-  const std::vector<std::string> a = absl::StrSplit(before, '\n'), b = absl::StrSplit(after, '\n');
-  for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
-    const std::string was = i < a.size() ? a[i] : "", is = i < b.size() ? b[i] : "";
-    if (was == is) continue;
-    return absl::StrCat("was `", absl::StripAsciiWhitespace(was), "`, is `",
-                        absl::StripAsciiWhitespace(is), "`");
-  }
-  return "";
-}
-
 // The folder's lock, held while this object lives.
 class RunLock {
  public:

@@ -90,7 +90,8 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
 
       KEY(data, train, ExistingPath(),
           "JSONL file, relative to the run file. Each line has `prompt` (text) or `messages` "
-          "(chat: `role` and `content`, as docs/generate.md says) and what the rewards need "
+          "(chat: `role` and `content`, as docs/generate.md says; a list as `prompt` is the same) "
+          "and what the rewards need "
           "(`answer`, …); other fields are for reward services. Required."),
       KEY(data, eval, ExistingPathIfGiven(), "Held-out JSONL file. Empty: no evaluation."),
       KEY(data, shuffle, Any(), "Shuffles each epoch; the order depends on seed and epoch alone."),

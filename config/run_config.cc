@@ -5,8 +5,10 @@
 
 #include <filesystem>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "config/binder.h"
@@ -88,6 +90,17 @@ absl::Status BindText(const std::string& text, const std::string& name, RunConfi
   }
 }
 }  // namespace
+
+std::string FirstDifference(const std::string& before, const std::string& after) {
+  const std::vector<std::string> a = absl::StrSplit(before, '\n'), b = absl::StrSplit(after, '\n');
+  for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
+    const std::string was = i < a.size() ? a[i] : "", is = i < b.size() ? b[i] : "";
+    if (was == is) continue;
+    return absl::StrCat("was `", absl::StripAsciiWhitespace(was), "`, is `",
+                        absl::StripAsciiWhitespace(is), "`");
+  }
+  return "";
+}
 
 absl::StatusOr<RunConfig> LoadRunConfig(const std::string& path,
                                         const std::vector<std::string>& overrides) {

@@ -6,11 +6,12 @@
 
 and in the run file:  rewards: [{type: service, address: "localhost:50061"}]
 
-A function gets lists with one item a completion: `prompts`, `completions`, and each field of the dataset line by its
-name (`answer`, …). Where the line has `messages` (or a list as `prompt`), prompts are lists of messages and completions
+A function, which may be a coroutine, gets lists with one item a completion: `prompts`, `completions`, `completion_ids`
+(empty ones: the service sees texts), and each field of the dataset line by its name (`answer`, …). Where the line has `messages` (or a list as `prompt`), prompts are lists of messages and completions
 lists of one, as TRL has them. It returns a finite number for each; an exception is told to the scorer, which asks again.
 """
 
+import asyncio
 import importlib.util
 import inspect
 import json
@@ -35,6 +36,8 @@ def load(place):
     spec = importlib.util.spec_from_file_location("rewards", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        sys.exit(f"{path} has no function {name!r}")
     return getattr(module, name)
 
 
@@ -52,16 +55,24 @@ def rewards_of(function, line, texts):
     messages = line.pop("messages", None) or line.get("prompt")
     is_chat = isinstance(messages, list)
     completions = [[{"role": "assistant", "content": text}] for text in texts] if is_chat else texts
-    columns = {name: [value] * len(texts) for name, value in line.items() if name != "prompt"}
+    columns = {name: [value] * len(texts) for name, value in line.items()}
+    columns |= {"prompts": [messages] * len(texts), "completion_ids": [[] for _ in texts]}
     takes = inspect.signature(function).parameters
     if not any(p.kind == p.VAR_KEYWORD for p in takes.values()):
         columns = {name: column for name, column in columns.items() if name in takes}
-        if "prompts" not in takes:
-            return function(completions=completions, **columns)
-    return function(prompts=[messages] * len(texts), completions=completions, **columns)
+    rewards = function(completions=completions, **columns)
+    if inspect.isawaitable(rewards):
+        async def wait():
+            return await rewards
+        rewards = asyncio.run(wait())
+    if any(reward is None for reward in rewards):
+        raise ValueError("None: a reward that doesn't apply has to be a number here, such as 0")
+    return [float(reward) for reward in rewards]
 
 
 def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     port, function = sys.argv[1], load(sys.argv[2]) if len(sys.argv) > 2 else short_and_complete
     compile_protos()
     from stretto.v1 import reward_pb2, reward_pb2_grpc
@@ -71,8 +82,9 @@ def main():
             try:
                 rewards = rewards_of(function, json.loads(request.prompt_json), list(request.completions))
             except Exception as error:  # the run's log is where its author looks
-                context.abort(grpc.StatusCode.INTERNAL, f"{function.__name__}: {type(error).__name__}: {error}")
-            return reward_pb2.GetRewardsResponse(rewards=[float(reward) for reward in rewards])
+                text = f"{function.__name__}: {type(error).__name__}: {error}"
+                context.abort(grpc.StatusCode.INTERNAL, text.encode("ascii", "replace").decode()[:500])
+            return reward_pb2.GetRewardsResponse(rewards=rewards)
 
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
     reward_pb2_grpc.add_RewardServicer_to_server(Reward(), server)

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/str_replace.h"
 #include "base/file_status.h"
 #include "base/messages.h"
 #include "base/status.h"
@@ -72,6 +73,11 @@ absl::StatusOr<std::unique_ptr<PromptEncoder>> PromptEncoder::Open(const ModelFi
   const bool is_auto = options.chat_format.empty() || options.chat_format == "auto";
   encoder->lacks_template_ = options.raw_without_template && is_auto && jinja.empty();
   auto chat = MakeChatTemplate(jinja, encoder->lacks_template_ ? "none" : options.chat_format);
+  if (!chat.ok()) {
+    chat = absl::Status(
+        chat.status().code(),
+        absl::StrReplaceAll(chat.status().message(), {{"model.chat_format", options.chat_key}}));
+  }
   if (chat.ok()) {
     encoder->chat_ = *std::move(chat);
   } else if (options.chat_optional && absl::IsFailedPrecondition(chat.status())) {

@@ -20,7 +20,8 @@ namespace stretto::engine {
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const ModelFiles& files);
 
 struct PromptOptions {
-  std::string chat_format = "auto";  // the run file's model.chat_format
+  std::string chat_format = "auto";            // the run file's model.chat_format
+  std::string chat_key = "model.chat_format";  // as errors name it
   // For conversations without a system message; none: what the template does then. An empty one is
   // a system message without text.
   std::optional<std::string> system_prompt;

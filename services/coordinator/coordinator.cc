@@ -143,14 +143,20 @@ absl::Status Coordinator::Open() {
   RETURN_IF_ERROR(Files::Real().MakeDirs(config_.run.dir));
   const std::string run_id = absl::StrCat(config_.run.name, "-", config_.hash.substr(0, 8));
   ASSIGN_OR_RETURN(journal_, Journal::Open(JoinPath(config_.run.dir, "run.sqlite"), run_id,
-                                           RunEssence(config_), /*wait=*/absl::Seconds(10)));
+                                           EssenceWithData(), /*wait=*/absl::Seconds(10)));
   ASSIGN_OR_RETURN(RestoredRun restored, journal_->Restore());
+  RETURN_IF_ERROR(ForgetLostCheckpoint(restored));
   ASSIGN_OR_RETURN(const std::vector<StepRecord> steps, journal_->ReadSteps());
   ASSIGN_OR_RETURN(evals_, journal_->ReadEvals());
   ASSIGN_OR_RETURN(const RunTotals totals, journal_->ReadTotals());
   ASSIGN_OR_RETURN(outputs_,
                    RunOutputs::Open(Files::Real(), *parts_.clock, config_.run.dir, steps));
-  for (const auto& [version, score] : evals_) RETURN_IF_ERROR(outputs_->AddEval(version, score));
+  ASSIGN_OR_RETURN(const auto rewards, journal_->ReadEvalRewards());
+  for (const auto& [version, score] : evals_) {
+    const auto reward = rewards.find(version);
+    RETURN_IF_ERROR(outputs_->AddEval(
+        version, score, reward == rewards.end() ? std::nullopt : std::optional(reward->second)));
+  }
   earlier_seconds_ = totals.seconds;
   num_rollouts_ = totals.num_rollouts;
   if (!steps.empty()) last_metrics_ = steps.back().metrics;
@@ -160,6 +166,31 @@ absl::Status Coordinator::Open() {
   if (version > 0) LogInfo("going on after step ", version);
   core_ = std::make_unique<Core>(MakeCoreOptions(config_, train_, eval_), std::move(restored));
   start_ns_ = mark_ns_ = busy_since_ns_ = NowNs();
+  return absl::OkStatus();
+}
+
+// Prompts are known by their places: in other data they would be other prompts.
+std::string Coordinator::EssenceWithData() const {
+  std::string text = RunEssence(config_);
+  for (const auto& [key, data] : {std::pair("data.train", &train_), {"data.eval", &eval_}}) {
+    absl::StrAppend(&text, "\ncontent of ", key, ": ", data->lines.size(), " lines, hash ",
+                    data->Hash());
+  }
+  return text;
+}
+
+// A checkpoint that was removed is none. (Where the trainers' disk isn't the coordinator's, this
+// does no more than to have the newest version saved again.)
+absl::Status Coordinator::ForgetLostCheckpoint(RestoredRun& restored) {
+  if (restored.checkpoint_version < 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const auto checkpoint, journal_->ReadCheckpoint());
+  const std::string name = checkpoint.second.substr(checkpoint.second.rfind('/') + 1);
+  const std::string path = JoinPath(JoinPath(config_.run.dir, "checkpoints"), name);
+  if (name.empty() || Files::Real().Exists(path)) return absl::OkStatus();
+  Tell(absl::StrCat("the checkpoint of version ", restored.checkpoint_version, " (", path,
+                    ") isn't there any more: the trainers begin with the newest that is left, or "
+                    "with the model, and steps are taken again, with the same results"));
+  restored.checkpoint_version = -1;
   return absl::OkStatus();
 }
 

@@ -87,6 +87,8 @@ class Coordinator {
   absl::StatusOr<v1::RegisterResponse> DoRegister(const v1::RegisterRequest& request);
   absl::StatusOr<v1::HeartbeatResponse> DoHeartbeat(const v1::HeartbeatRequest& request);
   absl::Status CheckMember(const v1::RegisterRequest& request);
+  std::string EssenceWithData() const;
+  absl::Status ForgetLostCheckpoint(RestoredRun& restored);
 
   // Records, on the loop: into the journal, before anything is carried out.
   template <class T>

@@ -80,13 +80,19 @@ void Coordinator::Record(const RecordEval& record) {
     if (group.ok()) groups.push_back(std::move(*group));
   }
   const double score = EvalScore(groups, config_.eval.reward);
+  if (record.num_rejected > 0) {
+    Tell(absl::StrCat("evaluation of version ", record.version, ": ", record.num_rejected, " of ",
+                      record.scored.size() + static_cast<size_t>(record.num_rejected),
+                      " questions are left out (the coordinator's log has the reasons)"));
+  }
   const auto num_prompts = static_cast<int64_t>(record.scored.size()) + record.num_rejected;
   journal_->WriteEval(record.version, score, num_prompts, record.num_rejected);
   evals_[record.version] = score;
   mark_ns_ = NowNs();
   LogInfo("evaluation of version ", record.version, ": ", score, " of ", num_prompts, " prompts",
           record.num_rejected > 0 ? absl::StrCat(", ", record.num_rejected, " left out") : "");
-  if (const absl::Status status = outputs_->AddEval(record.version, score); !status.ok()) {
+  if (const absl::Status status = outputs_->AddEval(record.version, score, EvalReward(groups));
+      !status.ok()) {
     LogWarning(status.message());
   }
 }
@@ -235,6 +241,13 @@ void Coordinator::Scored(const ScoreGroup& asked, GroupRecord group,
   absl::Status status = answer.status();
   const bool wants_reference = group.place.epoch != kEvalEpoch && config_.algorithm.kl_coef > 0;
   if (status.ok()) status = ApplyScores(*answer, wants_reference, &group.rollouts);
+  if (status.ok()) {
+    if (const absl::Status same = journal_->CheckScorerTag(answer->scorer_tag()); !same.ok()) {
+      Do(CountFault{"other_rewards", asked.member});
+      core_->OnFault(Annotate(same, asked.member), RunNowNs());
+      return;
+    }
+  }
   if (core_->OnScored(asked, status, RunNowNs(), HasSignal(group.rollouts))) {
     balance_.Scored(static_cast<int64_t>(group.rollouts.size()));
     journal_->WriteScores(asked.group, group.rollouts, answer->scorer_tag());

@@ -1,9 +1,13 @@
 #include "services/coordinator/dataset.h"
 
+#include <xxhash.h>
+
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
@@ -33,6 +37,11 @@ std::string LineFault(absl::string_view text, const DatasetOptions& options) {
   return std::string(CheckAnswers(options.rewards, *line).message());
 }
 }  // namespace
+
+std::string Dataset::Hash() const {
+  const std::string text = absl::StrJoin(lines, "\n");
+  return absl::StrFormat("%016x", XXH3_64bits(text.data(), text.size()));
+}
 
 std::string Dataset::PlaceOf(size_t index) const {
   return index < numbers.size() ? absl::StrCat(name, ":", numbers[index]) : name;

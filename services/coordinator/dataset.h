@@ -16,6 +16,8 @@ struct Dataset {
   std::vector<int64_t> numbers;       // where each stands in the file, from 1
   std::vector<std::string> warnings;  // what was skipped: "train.jsonl:12: …"
 
+  // Of the lines: what a run that goes on must find again.
+  std::string Hash() const;
   std::string PlaceOf(size_t index) const;  // of a line: "train.jsonl:12"
 };
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "config/run_config.h"
 
 namespace stretto::services {
 namespace {
@@ -82,13 +83,17 @@ absl::Status Journal::BeginAgain(const std::string& run_id, const std::string& e
       "EXISTS(SELECT 1 FROM evals) OR EXISTS(SELECT 1 FROM checkpoints)");
   ASSIGN_OR_RETURN(const bool row, query.Step());
   if (!row || query.IntAt(0) != 0) {
-    return absl::FailedPreconditionError(
-        "the run's journal belongs to a run with other settings; give this run another run.name or "
-        "run.dir, or remove the folder to begin again");
+    ASSIGN_OR_RETURN(const std::string recorded, ReadMeta("essence"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the run's journal belongs to a run with other settings or data (",
+        FirstDifference(recorded, essence),
+        "); bring back what was changed, give this run another run.name or run.dir, or remove the "
+        "folder to begin again"));
   }
   RETURN_IF_ERROR(db_->Execute(
       "DELETE FROM sessions; DELETE FROM members; DELETE FROM versions; DELETE FROM prompts; "
-      "DELETE FROM groups; DELETE FROM rollouts; DELETE FROM scores; DELETE FROM events;"));
+      "DELETE FROM groups; DELETE FROM rollouts; DELETE FROM scores; DELETE FROM events; "
+      "DELETE FROM meta WHERE key = 'scorer_tag';"));
   const std::string update = "UPDATE meta SET value = ? WHERE key = ?";
   RETURN_IF_ERROR(db_->Prepare(update).Text(run_id).Text("run_id").Run());
   return db_->Prepare(update).Text(essence).Text("essence").Run();
@@ -135,6 +140,27 @@ absl::Status Journal::Prepare(const std::string& run_id, const std::string& esse
   RETURN_IF_ERROR(db_->Commit());
   inode_ = InodeOf(path_);
   return absl::OkStatus();
+}
+
+absl::Status Journal::CheckScorerTag(const std::string& tag) {
+  if (tag == scorer_tag_) return absl::OkStatus();
+  if (scorer_tag_.empty()) {
+    const auto recorded = ReadMeta("scorer_tag");
+    if (absl::IsDataLoss(recorded.status())) {
+      if (!Writable()) return status_;
+      status_ = db_->Prepare("INSERT INTO meta VALUES(?, ?)").Text("scorer_tag").Text(tag).Run();
+      if (!status_.ok()) return status_;
+      scorer_tag_ = tag;
+      return absl::OkStatus();
+    }
+    RETURN_IF_ERROR(recorded.status());
+    scorer_tag_ = *recorded;
+  }
+  if (tag == scorer_tag_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "these scores come from other rewards or another reference than those that the run began "
+      "with: a reward model's or the reference's files were replaced, or the program is another "
+      "version; bring back the old ones, or begin a new run");
 }
 
 absl::StatusOr<std::string> Journal::ReadMeta(const std::string& key) {

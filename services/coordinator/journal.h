@@ -84,6 +84,8 @@ class Journal {
   // Rewards and reference log-probs of rollouts that are there.
   void WriteScores(uint64_t group, const std::vector<RolloutRecord>& rollouts,
                    const std::string& scorer_tag);
+  // FAILED_PRECONDITION: what gives the scores is not what gave the run's first ones.
+  absl::Status CheckScorerTag(const std::string& tag);
   void WritePeakRss(const std::string& member, uint64_t bytes);
   void WriteSessionSeconds(double seconds);
   // Makes all writes durable: against the end of the process always, with `sync` against the
@@ -100,6 +102,7 @@ class Journal {
   absl::StatusOr<std::vector<uint64_t>> ReadBatch(int64_t step);
   absl::StatusOr<std::vector<StepRecord>> ReadSteps();
   absl::StatusOr<std::map<int64_t, double>> ReadEvals();
+  absl::StatusOr<std::map<int64_t, double>> ReadEvalRewards();  // means
   absl::StatusOr<RunTotals> ReadTotals();
   // Hash and path of the newest checkpoint; empty: none.
   absl::StatusOr<std::pair<std::string, std::string>> ReadCheckpoint();
@@ -118,6 +121,7 @@ class Journal {
 
   std::unique_ptr<Sqlite> db_;
   int lock_fd_;
+  std::string scorer_tag_;  // as recorded; empty: not read yet
   const std::string path_;
   uint64_t inode_ = 0;  // of the file at path_
   std::string run_id_;

@@ -206,6 +206,19 @@ absl::StatusOr<std::map<int64_t, double>> Journal::ReadEvals() {
   }
 }
 
+absl::StatusOr<std::map<int64_t, double>> Journal::ReadEvalRewards() {
+  auto query = db_->Prepare(
+      "SELECT g.round, AVG(s.reward) FROM groups g JOIN scores s ON s.group_id = g.id WHERE g.kind "
+      "= "
+      "'eval' AND g.state = 'scored' AND s.sample_index = 0 GROUP BY g.round");
+  std::map<int64_t, double> rewards;
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool row, query.Step());
+    if (!row) return rewards;
+    rewards[query.IntAt(0)] = query.RealAt(1);
+  }
+}
+
 absl::StatusOr<RunTotals> Journal::ReadTotals() {
   auto query = db_->Prepare(
       "SELECT (SELECT COUNT(*) FROM rollouts r JOIN groups g ON g.id = r.group_id WHERE g.kind = "

@@ -52,7 +52,7 @@ TEST_CASE("outputs are written and can be read") {
   auto outputs = RunOutputs::Open(Files::Real(), Clock::Real(), dir.path(), earlier);
   REQUIRE_OK(outputs);
   REQUIRE((*outputs)->AddStep({.step = 2, .metrics = {{"loss", 0.25}, {"bad", NAN}}}).ok());
-  REQUIRE((*outputs)->AddEval(0, 0.75).ok());
+  REQUIRE((*outputs)->AddEval(0, 0.75, 1.5).ok());
   RunSummary summary;
   summary.evals = {{0, 0.1}, {2, 0.9}};
   summary.eval_after = 0.9;
@@ -63,7 +63,7 @@ TEST_CASE("outputs are written and can be read") {
   REQUIRE(split.size() == 3);
   CHECK(json::parse(split[0]) == json({{"step", 1}, {"loss", 0.5}}));
   CHECK(json::parse(split[1]) == json({{"step", 2}, {"loss", 0.25}}));
-  CHECK(json::parse(split[2]) == json({{"step", 0}, {"eval", 0.75}}));
+  CHECK(json::parse(split[2]) == json({{"step", 0}, {"eval", 0.75}, {"eval_reward", 1.5}}));
   const json read = json::parse(Files::Real().ReadAll(dir.File("summary.json")).value());
   CHECK(read["eval_after"] == 0.9);
   CHECK(read["evals"]["2"] == 0.9);
@@ -78,6 +78,7 @@ TEST_CASE("outputs are written and can be read") {
       Files::Real().ReadAll(JoinPath(dir.File("tensorboard"), names[0])).value();
   CHECK(events.find("step/loss") != std::string::npos);
   CHECK(events.find("eval/score") != std::string::npos);
+  CHECK(events.find("eval/reward") != std::string::npos);
 }
 TEST_CASE("a rank that is slower than the others, or has other gradients, is named once") {
   RankHealth health;

@@ -45,10 +45,13 @@ absl::Status RunOutputs::AddStep(const StepRecord& step) {
   return events_->AddScalars(step.step, scalars);
 }
 
-absl::Status RunOutputs::AddEval(int64_t version, double score) {
-  const json line = {{"step", version}, {"eval", score}};
+absl::Status RunOutputs::AddEval(int64_t version, double score, std::optional<double> reward) {
+  json line = {{"step", version}, {"eval", score}};
+  if (reward.has_value()) line["eval_reward"] = *reward;
   RETURN_IF_ERROR(metrics_->Append(AsBytes(Dump(line) + "\n")));
-  return events_->AddScalars(version, {{"eval/score", score}});
+  if (score < 0) return absl::OkStatus();  // no question could be judged
+  if (!reward.has_value()) return events_->AddScalars(version, {{"eval/score", score}});
+  return events_->AddScalars(version, {{"eval/score", score}, {"eval/reward", *reward}});
 }
 
 absl::Status RunOutputs::WriteSummary(const RunSummary& s) {

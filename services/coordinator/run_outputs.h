@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,8 @@ class RunOutputs {
                                                           const std::string& run_dir,
                                                           const std::vector<StepRecord>& steps);
   absl::Status AddStep(const StepRecord& step);
-  absl::Status AddEval(int64_t version, double score);
+  // `score` -1: no question could be judged. `reward`: the mean of the questions' rewards.
+  absl::Status AddEval(int64_t version, double score, std::optional<double> reward);
   absl::Status WriteSummary(const RunSummary& summary);
 
  private:

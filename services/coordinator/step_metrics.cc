@@ -68,6 +68,18 @@ std::map<std::string, double> StepMetrics(const std::vector<GroupRecord>& batch,
   return metrics;
 }
 
+std::optional<double> EvalReward(const std::vector<GroupRecord>& groups) {
+  double sum = 0;
+  int64_t count = 0;
+  for (const GroupRecord& group : groups) {
+    if (group.rollouts.empty()) continue;
+    sum += group.rollouts.front().reward;
+    ++count;
+  }
+  if (count == 0) return std::nullopt;
+  return sum / static_cast<double>(count);
+}
+
 double EvalScore(const std::vector<GroupRecord>& groups, const std::string& reward) {
   if (groups.empty()) return -1;
   double num_correct = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ std::map<std::string, double> StepMetrics(const std::vector<GroupRecord>& batch,
                                           const std::map<std::string, double>& trainer,
                                           const StepTiming& timing);
 
+// The mean reward of the groups' first rollouts; nothing for no groups.
+std::optional<double> EvalReward(const std::vector<GroupRecord>& groups);
 // The share of the groups whose first rollout has the named reward at 1 or more; -1 for no groups.
 double EvalScore(const std::vector<GroupRecord>& groups, const std::string& reward);
 }  // namespace stretto::services

@@ -11,7 +11,7 @@ std::string Describe(const RewardSpec& spec) {
   return absl::StrCat(spec.type, "|", spec.name, "|", spec.weight, "|", spec.answer_field, "|",
                       spec.tolerance, "|", spec.take, "|", spec.ignore_case, "|", spec.pattern, "|",
                       spec.target_tokens, "|", absl::StrJoin(spec.required_keys, ","), "|",
-                      spec.address, "|", spec.path, "|", spec.chat_format, "\n");
+                      spec.address, "|", spec.chat_format, "\n");
 }
 
 std::string NameOf(const RewardSpec& spec) { return spec.name.empty() ? spec.type : spec.name; }
@@ -48,8 +48,11 @@ absl::StatusOr<std::unique_ptr<Judge>> Judge::Create(const std::vector<RewardSpe
                                                              {{"reward", NameOf(specs[i])}})};
     RETURN_IF_ERROR(Annotate(Open(options, &component),
                              absl::StrCat("rewards[", i, "] (", NameOf(specs[i]), ")")));
-    judge->components_.push_back(std::move(component));
     absl::StrAppend(&judge->description_, Describe(specs[i]));
+    if (component.model != nullptr) {
+      absl::StrAppend(&judge->description_, component.model->identity(), "\n");
+    }
+    judge->components_.push_back(std::move(component));
   }
   return judge;
 }

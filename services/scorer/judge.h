@@ -45,6 +45,8 @@ class CompletionScorer {
   virtual ~CompletionScorer() = default;
   // A finite number or why there is none, by completion. Blocks for the computation.
   virtual std::vector<absl::StatusOr<double>> Score(const JudgeQuery& query) = 0;
+  // Changes whenever the scores could.
+  virtual std::string identity() const = 0;
 };
 
 struct JudgeOptions {

@@ -12,6 +12,7 @@ ModelHostOptions OptionsOfRewardModel(const RunConfig& run, const RewardSpec& sp
   options.scores = true;
   options.dtype = run.model.dtype;
   options.prompts.chat_format = spec.chat_format;
+  options.prompts.chat_key = "the reward's chat_format";
   if (!run.data.system_prompt.empty()) options.prompts.system_prompt = run.data.system_prompt;
   options.backend = run.cluster.backend;
   options.threads = threads;
@@ -22,6 +23,7 @@ absl::StatusOr<std::unique_ptr<RewardModel>> RewardModel::Create(const ModelHost
   std::unique_ptr<RewardModel> model(new RewardModel());
   ASSIGN_OR_RETURN(model->host_, OpenModelHost(options));
   ASSIGN_OR_RETURN(const auto version, ReadInitialVersion(*model->host_));
+  model->hash_ = version->hash;
   ASSIGN_OR_RETURN(model->weights_, BuildWeights(*model->host_, *version));
   absl::MutexLock lock(&model->mutex_);
   ASSIGN_OR_RETURN(model->scorer_, engine::SequenceScorer::Create(*model->host_->transformer, {}));

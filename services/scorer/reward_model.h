@@ -28,11 +28,13 @@ class RewardModel final : public CompletionScorer {
   // INVALID_ARGUMENT: a prompt that its template has no place for, or one that is too long with its
   // completion.
   std::vector<absl::StatusOr<double>> Score(const JudgeQuery& query) override;
+  std::string identity() const override { return hash_; }
 
  private:
   RewardModel() = default;
   absl::StatusOr<std::vector<int32_t>> Encode(const std::string& completion,
                                               size_t num_prompt) const;
+  std::string hash_;  // of the weights
   std::unique_ptr<ModelHost> host_;
   std::shared_ptr<const engine::ModelWeights> weights_;
   absl::Mutex mutex_;

@@ -1,6 +1,7 @@
 // `stretto dpo` and `stretto sft` as their users run them, on the tiny model.
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -142,6 +143,8 @@ TEST_CASE("a bad line of preferences is named with its file") {
 class Finetuning {
  public:
   explicit Finetuning(std::string command) : command_(std::move(command)) {
+    std::filesystem::copy(STRETTO_SOURCE_DIR "/examples/tiny-model", File("model"),
+                          std::filesystem::copy_options::recursive);
     std::ofstream data(File("data.jsonl"));
     for (int a = 1; a <= 9; ++a) {
       data << "{\"prompt\": \"" << a << "+1=\", \"chosen\": \"" << a + 2 << "\", \"rejected\": \""
@@ -152,7 +155,7 @@ class Finetuning {
   Process Start(const std::string& out, const std::vector<std::string>& more = {}) const {
     std::vector<std::string> arguments = {command_,
                                           "--model",
-                                          absl::StrCat(STRETTO_SOURCE_DIR, "/examples/tiny-model"),
+                                          File("model"),
                                           "--data",
                                           File("data.jsonl"),
                                           "--out",
@@ -220,6 +223,13 @@ TEST_CASE("fine-tuning that is killed or interrupted goes on to the same bits") 
     Process other = tuning.Start("torn", {"--seed", "7"});
     CHECK(other.WaitForExit(kTimeoutMs) == 1);
     CHECK(has(other, "--seed was 1, is 7"));
+    std::filesystem::rename(tuning.File("model"), tuning.File("model.old"));
+    WriteTestModel(tuning.File("model"));
+    Process replaced = tuning.Start("torn");
+    CHECK(replaced.WaitForExit(kTimeoutMs) == 1);
+    CHECK(has(replaced, "--model has other content"));
+    std::filesystem::remove_all(tuning.File("model"));
+    std::filesystem::rename(tuning.File("model.old"), tuning.File("model"));
     CHECK(tuning.Start("torn").WaitForExit(kTimeoutMs) == 0);
     CHECK(tuning.Weights("torn") == tuning.Weights("whole"));
     CHECK_FALSE(Files::Real().Exists(tuning.File("torn.checkpoints")));

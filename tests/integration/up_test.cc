@@ -205,9 +205,14 @@ TEST_CASE(
   Process again = Up(run, "again", {"train.steps=3"});
   CHECK(again.WaitForExit(kTimeoutMs) == 0);
   INFO(again.Log());
-  CHECK(Count(again.Log(), "trainer-0 begins with version 0 though a checkpoint of version 2") ==
-        1);
+  CHECK(Count(again.Log(), "the checkpoint of version 2 (") == 1);
   CHECK(Summary(run)["steps"] == 3);
+  const std::string hash = Summary(run)["checkpoint_hash"];
+  std::filesystem::remove_all(run.run_dir() + "/checkpoints");
+  Process done = Up(run, "done", {"train.steps=3"});  // no step is left to take, and no result
+  CHECK(done.WaitForExit(kTimeoutMs) == 0);
+  CHECK(Summary(run)["checkpoint_hash"] == hash);
+  CHECK(Files::Real().Exists(run.run_dir() + "/checkpoints/step-00000003"));
   std::filesystem::remove_all(run.model());
   WriteTestModel(run.model(), {.seed = 2});
   Process other = Up(run, "other", {"train.steps=4"});
@@ -244,6 +249,22 @@ TEST_CASE("prompts are looked at before anything starts; long ones are told of, 
   Process empty = Up(run, "empty", short_prompts);
   CHECK(empty.WaitForExit(kTimeoutMs) == 2);
   CHECK(Count(empty.Log(), "train.jsonl:35: `prompt` is empty") == 1);
+}
+
+TEST_CASE("data that changed while a run was down is refused") {
+  const TestRun run(Options());
+  Process first = Up(run, "first", {"train.steps=2"});
+  REQUIRE(first.WaitForExit(kTimeoutMs) == 0);
+  const std::string path = run.File("train.jsonl"), before = Files::Real().ReadAll(path).value();
+  std::ofstream(path) << before.substr(0, before.find('\n') + 1);
+  Process shorter = Up(run, "shorter", {"train.steps=4"});
+  CHECK(shorter.WaitForExit(kTimeoutMs) != 0);
+  INFO(shorter.Log());
+  CHECK(Count(shorter.Log(), "was `content of data.train: 32 lines") == 1);
+  CHECK(Count(shorter.Log(), "starting it again") == 0);
+  std::ofstream(path) << before;
+  Process same = Up(run, "same", {"train.steps=4"});
+  CHECK(same.WaitForExit(kTimeoutMs) == 0);
 }
 
 TEST_CASE("a reward model that preferences have trained judges a run") {
