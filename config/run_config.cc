@@ -93,13 +93,18 @@ absl::Status BindText(const std::string& text, const std::string& name, RunConfi
 
 std::string FirstDifference(const std::string& before, const std::string& after) {
   const std::vector<std::string> a = absl::StrSplit(before, '\n'), b = absl::StrSplit(after, '\n');
-  for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
-    const std::string was = i < a.size() ? a[i] : "", is = i < b.size() ? b[i] : "";
-    if (was == is) continue;
-    return absl::StrCat("was `", absl::StripAsciiWhitespace(was), "`, is `",
-                        absl::StripAsciiWhitespace(is), "`");
-  }
-  return "";
+  // A program of another version has lines more or less: what is in one text alone counts.
+  const auto first_without = [](const std::vector<std::string>& lines,
+                                const std::vector<std::string>& others) {
+    for (const std::string& line : lines) {
+      if (std::count(others.begin(), others.end(), line) == 0) {
+        return std::string(absl::StripAsciiWhitespace(line));
+      }
+    }
+    return std::string();
+  };
+  if (a == b) return "";
+  return absl::StrCat("was `", first_without(a, b), "`, is `", first_without(b, a), "`");
 }
 
 absl::StatusOr<RunConfig> LoadRunConfig(const std::string& path,

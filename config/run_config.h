@@ -231,7 +231,7 @@ absl::StatusOr<RunConfig> LoadRunConfig(const std::string& path,
 // The same for text; `name` stands for the file in messages.
 absl::StatusOr<RunConfig> ParseRunConfig(const std::string& text, const std::string& name,
                                          const std::vector<std::string>& overrides = {});
-// The first line in which two texts of settings differ, "was …, is …"; empty: none.
+// What two texts of settings differ in first, by line: "was …, is …"; empty: nothing.
 std::string FirstDifference(const std::string& before, const std::string& after);
 // A complete YAML file that ParseRunConfig reads back to an equal RunConfig.
 std::string ToYaml(const RunConfig& config);

@@ -136,7 +136,8 @@ void EngineImpl::AddDraws(Completion& completion, absl::Span<const int32_t> toke
   int64_t state = completion.constraint_state();
   for (int32_t k = 0; k <= num_drafted; ++k) {
     if (k > 0 && constraint != nullptr) {
-      state = constraint->Next(state, tokens[static_cast<size_t>(completion.size()) + static_cast<size_t>(k) - 1]);
+      state = constraint->Next(
+          state, tokens[static_cast<size_t>(completion.size()) + static_cast<size_t>(k) - 1]);
     }
     batch_.AddLogits(last_row - num_drafted + k);
     sample_requests_.push_back({&completion.request().sampling, completion.NextUniform(k),
