@@ -48,7 +48,7 @@ function(stretto_test name)
   # A test asks for more memory than any machine has, and a null pointer must be the answer; a
   # sanitizer's finding is a failure.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}"
-    ENVIRONMENT "ASAN_OPTIONS=allocator_may_return_null=1;UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1")
+    ENVIRONMENT "ASAN_OPTIONS=allocator_may_return_null=1;UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1;TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/tsan_suppressions.txt")
 endfunction()
 
 function(stretto_fuzz name)

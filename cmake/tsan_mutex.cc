@@ -10,20 +10,29 @@
 #include <cstring>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 
 namespace {
 thread_local int depth = 0;  // the library's functions call one another
 
 // The library's definition of what `method`, a definition of this file, stands before.
-template <class Result, class... Args>
-auto InLibrary(Result (absl::Mutex::*method)(Args...)) {
+template <class Function, class Method>
+Function Find(Method method) {
   void* mine = nullptr;
   std::memcpy(&mine, &method, sizeof mine);
   Dl_info info;
   if (dladdr(mine, &info) == 0 || info.dli_sname == nullptr) std::abort();
   void* found = dlsym(RTLD_NEXT, info.dli_sname);
   if (found == nullptr) std::abort();
-  return reinterpret_cast<Result (*)(absl::Mutex*, Args...)>(found);
+  return reinterpret_cast<Function>(found);
+}
+template <class Class, class Result, class... Args>
+auto InLibrary(Result (Class::*method)(Args...)) {
+  return Find<Result (*)(Class*, Args...)>(method);
+}
+template <class Class, class Result, class... Args>
+auto InLibrary(Result (Class::*method)(Args...) const) {
+  return Find<Result (*)(const Class*, Args...)>(method);
 }
 
 class Call {
@@ -123,6 +132,31 @@ bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
 bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
   static const auto library = InLibrary(&Mutex::AwaitWithDeadline);
   return Wait(this, [&] { return library(this, condition, deadline); });
+}
+// Whoever finds that it has been notified doesn't take its lock.
+void Notification::Notify() {
+  static const auto library = InLibrary(&Notification::Notify);
+  __tsan_release(this);
+  library(this);
+}
+void Notification::WaitForNotification() const {
+  static const auto library = InLibrary(&Notification::WaitForNotification);
+  library(this);
+  __tsan_acquire(const_cast<Notification*>(this));
+}
+
+// gRPC waits so.
+void CondVar::Wait(Mutex* mutex) {
+  static const auto library = InLibrary(&CondVar::Wait);
+  ::Wait(mutex, [&] { library(this, mutex); });
+}
+bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
+  static const auto library = InLibrary(&CondVar::WaitWithTimeout);
+  return ::Wait(mutex, [&] { return library(this, mutex, timeout); });
+}
+bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
+  static const auto library = InLibrary(&CondVar::WaitWithDeadline);
+  return ::Wait(mutex, [&] { return library(this, mutex, deadline); });
 }
 ABSL_NAMESPACE_END
 }  // namespace absl
