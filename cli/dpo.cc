@@ -73,12 +73,7 @@ absl::Status Dpo(DpoFlags flags) {
                    CreateTrainer(*device, files, flags.common, data.micro_batch_tokens));
   if (!flags.pairs.reference_free) RETURN_IF_ERROR(AddReference(*trainer, data.pairs));
   const PairStepOptions options{.score = PairScore::kLogProbs, .loss = flags.pairs.loss};
-  const auto take = [&](int64_t step, absl::Span<const size_t> examples) {
-    auto taken = TakePairStep(options, objective, *trainer, data, examples);
-    if (!taken.ok()) taken = Annotate(taken.status(), absl::StrCat("step ", step));
-    return taken;
-  };
-  RETURN_IF_ERROR(session.Run(data.pairs.size(), *trainer, take));
+  RETURN_IF_ERROR(TrainOnPairs(options, objective, data, *trainer, session));
   RETURN_IF_ERROR(ExportTrained(flags.common, files, *prompts, *trainer));
   return session.RemoveCheckpoints();
 }

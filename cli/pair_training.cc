@@ -163,24 +163,6 @@ class PairStep final : public engine::Objective {
   mutable State state_;  // of the step under way
 };
 
-}  // namespace
-
-absl::StatusOr<PairData> ReadPairs(const engine::PromptEncoder& prompts, const FinetuneFlags& flags,
-                                   PairScore score) {
-  PairData data;
-  data.micro_batch_tokens = engine::TrainerOptions().micro_batch_tokens;
-  RETURN_IF_ERROR(ReadExamples(flags.data, [&](const std::string& line) -> absl::Status {
-    ASSIGN_OR_RETURN(auto pair, EncodePair(prompts, flags, score, line));
-    if (score == PairScore::kLastValue) {
-      ASSIGN_OR_RETURN(data.margins.emplace_back(), MarginOf(line));
-    }
-    data.micro_batch_tokens = std::max(data.micro_batch_tokens, NumTokens(pair));
-    data.pairs.push_back(std::move(pair));
-    return absl::OkStatus();
-  }));
-  return data;
-}
-
 absl::StatusOr<FinetuneStep> TakePairStep(const PairStepOptions& options,
                                           const rl::PairObjective& objective,
                                           engine::TrainerEngine& trainer, const PairData& data,
@@ -199,5 +181,33 @@ absl::StatusOr<FinetuneStep> TakePairStep(const PairStepOptions& options,
   taken.more = absl::StrFormat("  accuracy %.3f  margin %.3f", metrics.at("accuracy"),
                                metrics.at("reward_margin"));
   return taken;
+}
+}  // namespace
+
+absl::StatusOr<PairData> ReadPairs(const engine::PromptEncoder& prompts, const FinetuneFlags& flags,
+                                   PairScore score) {
+  PairData data;
+  data.micro_batch_tokens = engine::TrainerOptions().micro_batch_tokens;
+  RETURN_IF_ERROR(ReadExamples(flags.data, [&](const std::string& line) -> absl::Status {
+    ASSIGN_OR_RETURN(auto pair, EncodePair(prompts, flags, score, line));
+    if (score == PairScore::kLastValue) {
+      ASSIGN_OR_RETURN(data.margins.emplace_back(), MarginOf(line));
+    }
+    data.micro_batch_tokens = std::max(data.micro_batch_tokens, NumTokens(pair));
+    data.pairs.push_back(std::move(pair));
+    return absl::OkStatus();
+  }));
+  return data;
+}
+
+absl::Status TrainOnPairs(const PairStepOptions& options, const rl::PairObjective& objective,
+                          const PairData& data, engine::TrainerEngine& trainer,
+                          FinetuneSession& session) {
+  const auto take = [&](int64_t step, absl::Span<const size_t> examples) {
+    auto taken = TakePairStep(options, objective, trainer, data, examples);
+    if (!taken.ok()) taken = Annotate(taken.status(), absl::StrCat("step ", step));
+    return taken;
+  };
+  return session.Run(data.pairs.size(), trainer, take);
 }
 }  // namespace stretto::cli

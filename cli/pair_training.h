@@ -34,9 +34,8 @@ struct PairStepOptions {
   PairScore score = PairScore::kLogProbs;
   rl::PreferenceLoss loss = rl::PreferenceLoss::kSigmoid;  // kLogProbs
 };
-// A step on these examples. With accuracy and margin for the step's line.
-absl::StatusOr<FinetuneStep> TakePairStep(const PairStepOptions& options,
-                                          const rl::PairObjective& objective,
-                                          engine::TrainerEngine& trainer, const PairData& data,
-                                          absl::Span<const size_t> examples);
+// Takes the session's steps. Their lines tell accuracy and margin.
+absl::Status TrainOnPairs(const PairStepOptions& options, const rl::PairObjective& objective,
+                          const PairData& data, engine::TrainerEngine& trainer,
+                          FinetuneSession& session);
 }  // namespace stretto::cli

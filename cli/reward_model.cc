@@ -51,12 +51,7 @@ absl::Status TrainRewardModel(const RewardModelFlags& flags) {
   ASSIGN_OR_RETURN(const auto trainer,
                    CreateTrainer(*device, files, flags.common, data.micro_batch_tokens));
   const PairStepOptions options{.score = PairScore::kLastValue};
-  const auto take = [&](int64_t step, absl::Span<const size_t> examples) {
-    auto taken = TakePairStep(options, objective, *trainer, data, examples);
-    if (!taken.ok()) taken = Annotate(taken.status(), absl::StrCat("step ", step));
-    return taken;
-  };
-  RETURN_IF_ERROR(session.Run(data.pairs.size(), *trainer, take));
+  RETURN_IF_ERROR(TrainOnPairs(options, objective, data, *trainer, session));
   RETURN_IF_ERROR(ExportTrained(flags.common, files, *prompts, *trainer));
   return session.RemoveCheckpoints();
 }

@@ -10,12 +10,11 @@
 
 #include "base/testing.h"
 #include "engine/collectives/testing.h"
+#include "engine/training/outcome_testing.h"
 #include "engine/training/tensor_parallel.h"
 #include "engine/training/testing.h"
 
 namespace stretto::engine::testing {
-inline constexpr int64_t kLength = 40;
-
 inline double RelativeError(absl::Span<const float> a, absl::Span<const float> b) {
   REQUIRE(a.size() == b.size());
   double difference = 0, norm = 0;
@@ -45,32 +44,6 @@ inline std::vector<TrainBatch> Batches(const ModelConfig& config, int num_steps,
   return batches;
 }
 
-struct Outcome {
-  std::vector<double> losses, norms, entropies;
-  std::vector<float> state;
-  std::vector<uint8_t> weights;
-};
-inline bool Same(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
-}
-// "" or what differs.
-inline std::string Difference(const Outcome& a, const Outcome& b) {
-  if (!Same(a.losses, b.losses)) return "losses";
-  if (!Same(a.entropies, b.entropies)) return "entropies";
-  if (!Same(a.norms, b.norms)) return "gradient norms";
-  if (!SameBits(a.state, b.state)) return "masters, moments or log-probs";
-  return a.weights == b.weights ? "" : "weights";
-}
-
-inline std::unique_ptr<TrainerEngine> EngineIn(Communicator* group, Device& device,
-                                               const ModelConfig& config,
-                                               const TrainerOptions& options) {
-  auto engine = TrainerEngine::Create(device, config, options, Clock::Real(), group);
-  STRETTO_CHECK_MSG(engine.ok(), std::string(engine.status().message()).c_str());
-  STRETTO_CHECK((*engine)->InitRandom(7, 0.2).ok());
-  return *std::move(engine);
-}
-
 inline void Take(TrainerEngine& engine, const std::vector<TrainBatch>& batches, Outcome& out) {
   for (const TrainBatch& batch : batches) {
     const auto result = engine.Step(batch, TestObjective());
@@ -87,13 +60,7 @@ inline void Take(TrainerEngine& engine, const std::vector<TrainBatch>& batches, 
       for (const auto& c : group) out.state.insert(out.state.end(), c.begin(), c.end());
     }
   }
-  const auto weights = engine.GatherWeights();
-  STRETTO_CHECK(weights.ok());
-  out.weights.clear();
-  for (const Parameter& p : (*weights)->parameters()) {
-    const auto bytes = (*weights)->bytes(p);
-    out.weights.insert(out.weights.end(), bytes.begin(), bytes.end());
-  }
+  TakeWeights(engine, out);
 }
 
 inline Outcome RunIn(Communicator* group, const ModelConfig& config, const TrainerOptions& options,
