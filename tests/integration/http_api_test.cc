@@ -114,7 +114,7 @@ TEST_CASE("of those that wait a lower priority is begun first, as in vLLM") {
   std::atomic<int> num_ended = 0;
   std::map<int, std::atomic<int>> place;  // by priority
   for (const int priority : {0, 5, -5, 2}) place[priority] = -1;
-  const auto ask = [&](int priority, int n) {
+  const auto ask = [&](int priority, unsigned n) {
     clients.emplace_back([&, priority, n, at = &place.at(priority)] {
       const Answer answer = server.Complete({{"prompt", "1"},
                                              {"n", n},
@@ -126,9 +126,16 @@ TEST_CASE("of those that wait a lower priority is begun first, as in vLLM") {
   };
   for (int i = 0; i < 4; ++i) ask(0, 128);  // one after the other, for seconds
   const bool waits = Eventually([&] { return server.Status().num_queued() > 0; });
-  for (const int priority : {5, -5, 2}) ask(priority, 1);
+  // Later ones are longer, so that answers come well apart, however late a client is woken.
+  const std::map<int, unsigned> num_completions = {{5, 64}, {-5, 1}, {2, 64}};
+  unsigned num_asked = 0;
+  for (const int priority : {5, -5, 2}) {
+    ask(priority, num_completions.at(priority));
+    num_asked += num_completions.at(priority);
+  }
   SleepMs(250);
-  const bool still_waits = server.Status().num_queued() > 128;  // else the test has come too late
+  // Else the test has come too late.
+  const bool still_waits = server.Status().num_queued() > 128u + num_asked;
   for (std::thread& client : clients) client.join();
   REQUIRE(waits);
   REQUIRE(still_waits);
