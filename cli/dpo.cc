@@ -91,6 +91,7 @@ void AddDpoCommand(CLI::App& app, Command* chosen) {
       *command,
       "JSONL: `prompt` or `messages`, `chosen` and `rejected`, texts or lists of messages",
       "Pairs a step", &flags->common);
+  AddLoraFlags(*command, &flags->common);
   command->add_option("--beta", flags->pairs.beta, "Strength of the pull to the reference")
       ->capture_default_str()
       ->check(NumberIn({.low = 0, .high = 1e300, .without_low = true}));

@@ -35,6 +35,7 @@ absl::Status Export(const ExportFlags& flags) {
   options.path = flags.out;
   options.type = flags.dtype == "f32" ? DType::kF32 : DType::kBF16;
   options.config = files.config;
+  if (run.model.chat_format != "auto") options.config.chat_format = run.model.chat_format;
   options.generation = files.generation;
   options.overwrite = flags.overwrite;
   if (files.kind == engine::ModelFiles::Kind::kFolder) {

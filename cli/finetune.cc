@@ -21,6 +21,7 @@ constexpr int64_t kMaxSteps = int64_t{1} << 40;
 
 void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::string& batch,
                       FinetuneFlags* flags) {
+  flags->prompts.chat_key = "--chat-format";
   command.add_option("--data", flags->data, data)->required();
   command.add_option("--out", flags->out, "The Hugging Face folder to write")->required();
   command.add_flag("--overwrite", flags->overwrite, "Replaces --out if it exists");
@@ -72,6 +73,13 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
       ->check(CLI::IsMember({"f32", "8bit"}));
   command.add_flag("--offload-optimizer", flags->offload_optimizer,
                    "Keeps master weights and f32 moments in files beside OUT, not in memory");
+  command.add_flag("--restart", flags->restart, "Begins anew where there are checkpoints");
+  command.add_option("--threads", flags->threads, "Compute threads; 0: what the machine grants")
+      ->capture_default_str()
+      ->check(IntegerIn(0, 1024));
+}
+
+void AddLoraFlags(CLI::App& command, FinetuneFlags* flags) {
   command
       .add_option("--lora-rank", flags->lora_rank,
                   "Trains an adapter of this rank instead of the model's weights; 0: all weights")
@@ -89,10 +97,6 @@ void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::str
   command.add_option("--adapter-out", flags->adapter_out,
                      "Writes the adapter there as well, as a folder for PEFT; --out has it merged. "
                      "Default: not written");
-  command.add_flag("--restart", flags->restart, "Begins anew where there are checkpoints");
-  command.add_option("--threads", flags->threads, "Compute threads; 0: what the machine grants")
-      ->capture_default_str()
-      ->check(IntegerIn(0, 1024));
 }
 
 std::string CheckpointsOf(const FinetuneFlags& flags) {
@@ -162,6 +166,7 @@ absl::Status ExportTrained(const FinetuneFlags& flags, const engine::ModelFiles&
   engine::ExportOptions options;
   options.path = flags.out;
   options.config = files.config;
+  options.config.chat_format = prompts.named_format();
   options.generation = files.generation;
   options.overwrite = flags.overwrite;
   options.tokenizer_files = {

@@ -41,6 +41,8 @@ struct FinetuneFlags {
 // a step takes.
 void AddFinetuneFlags(CLI::App& command, const std::string& data, const std::string& batch,
                       FinetuneFlags* flags);
+// Of commands that train an adapter, too.
+void AddLoraFlags(CLI::App& command, FinetuneFlags* flags);
 
 // OUT.checkpoints, where training that isn't finished lies.
 std::string CheckpointsOf(const FinetuneFlags& flags);

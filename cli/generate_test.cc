@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "cli/generate_io.h"
 
@@ -247,6 +248,34 @@ TEST_CASE("messages are the same prompt however they are written") {
   CHECK(Run(options).status.message() ==
         "--prompt: 'messages[0].role' is 'tool': expected system, developer, user or assistant (no "
         "tools here)");
+}
+
+TEST_CASE("an answer that is begun is gone on with, in the format that the model's files name") {
+  GenerateOptions options = Options();
+  options.raw = false;
+  options.chat_format = "zephyr";
+  options.json = true;
+  const auto ids = [&](const std::string& more) {
+    options.prompt =
+        absl::StrCat(R"({"messages": [{"role": "user", "content": "1+2"})", more, "]}");
+    const std::string line = TextOf(options);
+    const size_t begin = line.find("\"prompt_ids\"");
+    return line.substr(begin, line.find(']', begin) - begin);
+  };
+  const std::string asked = ids("");
+  const std::string begun = ids(R"(, {"role": "assistant", "content": "3"})");
+  CHECK(begun.size() > asked.size());
+  CHECK(begun.substr(0, asked.size()) == asked);
+
+  const testing::TempDir dir;
+  std::filesystem::copy(options.model.host.path, dir.path() + "/model");
+  const auto config = Files::Real().ReadAll(options.model.host.path + "/config.json");
+  REQUIRE_OK(config);
+  std::ofstream(dir.path() + "/model/config.json")
+      << "{\"stretto_chat_format\": \"zephyr\"," << config->substr(config->find('{') + 1);
+  options.model.host.path = dir.path() + "/model";
+  options.chat_format = "";
+  CHECK(ids("") == asked);
 }
 
 TEST_CASE("a model without a chat template completes prompts as they are, and says so") {

@@ -18,12 +18,18 @@ constexpr int64_t kProbeMs = 5000;
 // many as this allows. Others are looked at as their turn comes.
 constexpr int64_t kPromptsNs = 200'000'000;
 
+struct Opened {
+  int64_t context = 0;  // tokens
+  std::unique_ptr<engine::PromptEncoder> prompts;
+};
+
 // All of a model's files but the weights are looked at.
-absl::StatusOr<std::unique_ptr<engine::PromptEncoder>> OpenPrompts(
-    const services::ModelHostOptions& options) {
+absl::StatusOr<Opened> OpenPrompts(const services::ModelHostOptions& options) {
+  Opened opened;
   ASSIGN_OR_RETURN(const auto files, services::OpenFiles(options));
-  RETURN_IF_ERROR(services::ContextOf(options, files.config).status());
-  return engine::PromptEncoder::Open(files, options.prompts);
+  ASSIGN_OR_RETURN(opened.context, services::ContextOf(options, files.config));
+  ASSIGN_OR_RETURN(opened.prompts, engine::PromptEncoder::Open(files, options.prompts));
+  return opened;
 }
 
 // A prompt that is too long is no error while there are others to take its place.
@@ -59,8 +65,9 @@ absl::Status CheckPrompts(const RunConfig& run, const services::Dataset& data,
   return absl::OkStatus();
 }
 
-// All lines are read, and those of rewards looked at, before the model is opened.
-absl::Status CheckDataAndModel(const RunConfig& run, std::vector<std::string>* notes) {
+// All lines are read, and those of rewards looked at, before the model is opened. The run's
+// context.
+absl::StatusOr<int64_t> CheckDataAndModel(const RunConfig& run, std::vector<std::string>* notes) {
   const services::DatasetOptions how{.skip_bad_lines = run.data.on_bad_line == "skip",
                                      .rewards = run.rewards};
   std::vector<services::Dataset> data;
@@ -68,25 +75,39 @@ absl::Status CheckDataAndModel(const RunConfig& run, std::vector<std::string>* n
     if (path.empty() || (!data.empty() && data.front().name == path)) continue;
     ASSIGN_OR_RETURN(data.emplace_back(), services::ReadDataset(path, how));
   }
-  ASSIGN_OR_RETURN(const auto prompts, OpenPrompts(services::OptionsOfRun(run, /*threads=*/0)));
-  for (const services::Dataset& d : data) RETURN_IF_ERROR(CheckPrompts(run, d, *prompts, notes));
+  ASSIGN_OR_RETURN(const Opened model, OpenPrompts(services::OptionsOfRun(run, /*threads=*/0)));
+  for (const services::Dataset& d : data) {
+    RETURN_IF_ERROR(CheckPrompts(run, d, *model.prompts, notes));
+  }
+  return model.context;
+}
+
+// Of a reward model what can be known without its weights. Its tokenizer may need fewer tokens for
+// a text than the policy's: that it reads fewer is no error.
+absl::Status CheckRewardModel(const RunConfig& run, const RewardSpec& spec, int64_t run_context,
+                              std::vector<std::string>* notes) {
+  ASSIGN_OR_RETURN(const Opened model, OpenPrompts(services::OptionsOfRewardModel(run, spec, 0)));
+  if (model.context > run_context) return absl::OkStatus();  // it reads one token more
+  notes->push_back(absl::StrCat(
+      "the reward model ", spec.path, " reads ", model.context - 1,
+      " tokens of prompt and completion at most, and sequences of this run may have ", run_context,
+      ": longer ones can't be judged, and end the run; model.max_sequence_length and "
+      "rollout.max_tokens say what is allowed"));
   return absl::OkStatus();
 }
 }  // namespace
 
 absl::Status CheckRun(const RunConfig& run, std::vector<std::string>* notes) {
-  RETURN_IF_ERROR(CheckDataAndModel(run, notes));
+  ASSIGN_OR_RETURN(const int64_t context, CheckDataAndModel(run, notes));
   if (!run.cluster.draft_model.empty()) {
     services::ModelHostOptions draft;
     draft.path = run.cluster.draft_model;
     draft.prompts.chat_optional = true;
     RETURN_IF_ERROR(OpenPrompts(draft).status());
   }
-  // Of a reward model what can be known without its weights.
   const auto open =
-      [&run](
-          const RewardSpec& spec) -> absl::StatusOr<std::unique_ptr<services::CompletionScorer>> {
-    RETURN_IF_ERROR(OpenPrompts(services::OptionsOfRewardModel(run, spec, 0)).status());
+      [&](const RewardSpec& spec) -> absl::StatusOr<std::unique_ptr<services::CompletionScorer>> {
+    RETURN_IF_ERROR(CheckRewardModel(run, spec, context, notes));
     return nullptr;
   };
   services::Metrics metrics;

@@ -26,12 +26,6 @@ absl::StatusOr<engine::ModelFiles> OpenWithHead(const FinetuneFlags& flags) {
   return files;
 }
 
-absl::Status CheckAdapter(const FinetuneFlags& flags) {
-  if (flags.lora_rank == 0 && flags.lora_adapter.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "--lora-rank, --lora-adapter: a reward model is trained whole, its head included");
-}
-
 // What decides the result beside the flags that all fine-tuning has.
 std::string SettingsJson(const RewardModelFlags& flags) {
   return nlohmann::json{{"command", "reward-model"}, {"center-coef", flags.pairs.center_coef}}
@@ -39,7 +33,6 @@ std::string SettingsJson(const RewardModelFlags& flags) {
 }
 
 absl::Status TrainRewardModel(const RewardModelFlags& flags) {
-  RETURN_IF_ERROR(CheckAdapter(flags.common));
   RETURN_IF_ERROR(CheckOut(flags.common));
   ASSIGN_OR_RETURN(const auto objective, rl::MakePairObjective("reward_model", flags.pairs));
   ASSIGN_OR_RETURN(FinetuneSession session,

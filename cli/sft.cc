@@ -73,6 +73,7 @@ void AddSftCommand(CLI::App& app, Command* chosen) {
       "JSONL: `prompt` or `messages`, and `completion`; or `messages` alone, of which the "
       "last is imitated",
       "Sequences a step", flags.get());
+  AddLoraFlags(*command, flags.get());
   command->callback([flags, chosen] { *chosen = [flags] { return Finish(Sft(*flags)); }; });
 }
 }  // namespace stretto::cli

@@ -369,8 +369,11 @@ class UpCommand {
     std::printf("peak memory of all processes: %.2f GB\n", number("peak_rss_bytes") / 1e9);
     if (s.contains("checkpoint_hash") && s["checkpoint_hash"].is_string()) {
       const auto hash = s["checkpoint_hash"].get<std::string>();
+      const std::filesystem::path path = s.value("checkpoint_path", "");
       std::printf("%s\n",
-                  hash.empty() ? "no checkpoint was saved" : ("checkpoint " + hash).c_str());
+                  hash.empty()
+                      ? "no checkpoint was saved"
+                      : absl::StrCat("checkpoint ", hash, ", ", path.filename().string()).c_str());
     }
   }
 

@@ -166,7 +166,7 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "architecture may be another, its tokenizer not. Empty: `model.path`. The value head "
           "begins with zeros, or is that of a reward model (`…ForSequenceClassification` with one "
           "label)."),
-      KEY(ppo, critic_lr, AtLeast(0), "The critic's learning rate. 0: `train.lr`."),
+      KEY(ppo, critic_lr, Between(0, 1000), "The critic's learning rate. 0: `train.lr`."),
       KEY(ppo, critic_warmup_steps, AtLeast(0),
           "First steps, in which the critic alone is trained."),
       KEY(ppo, epochs, Between(1, 1000), "Times that a step's batch is trained on."),
@@ -181,7 +181,7 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
 
       KEY(train, steps, AtLeast(0), "Optimizer steps. 0: evaluation only."),
       KEY(train, prompts_per_step, Between(1, 1 << 20), "Groups in a step's batch."),
-      KEY(train, lr, Positive(), "AdamW's learning rate."),
+      KEY(train, lr, AboveUpTo(0, 1000), "AdamW's learning rate."),
       KEY(train, warmup_steps, AtLeast(0), "Steps over which the rate rises linearly."),
       KEY(train, lr_schedule, OneOf({"constant", "linear", "cosine"}),
           "After the warm-up; `linear` and `cosine` fall to 0 at `steps`."),

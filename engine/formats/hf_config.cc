@@ -283,6 +283,7 @@ absl::StatusOr<ModelConfig> ParseHfConfig(const std::string& path, absl::string_
   ReadWindow(fields, config);
   ReadTorchDType(fields, config);
   ReadTokenIds(fields, config);
+  config.chat_format = fields.String("stretto_chat_format", "");
   RETURN_IF_ERROR(ReadRope(fields, config));
   RETURN_IF_ERROR(ValidateConfig(path, config));
   return config;

@@ -121,6 +121,7 @@ std::string ToHfConfigJson(const ModelConfig& c, DType type) {
   out["use_cache"] = true;
   AddTokenIds(c, out);
   out["torch_dtype"] = TorchName(type);
+  if (!c.chat_format.empty()) out["stretto_chat_format"] = c.chat_format;
   return out.dump(2) + "\n";
 }
 

@@ -76,6 +76,9 @@ struct ModelConfig {
   std::vector<int64_t> eos_token_ids;  // generation_config.json rules over config.json
   std::optional<int64_t> pad_token_id;
   DType torch_dtype = DType::kF32;  // what the file says it holds: kF32, kBF16 or kF16
+  // In which chat format the model was trained where that isn't what its template says: a key of
+  // our own, "stretto_chat_format". Empty: as the template says.
+  std::string chat_format;
 
   int64_t num_outputs() const { return value_head ? 1 : vocab_size; }  // of the head, a row
 };

@@ -220,6 +220,7 @@ TEST_CASE("a config survives its own JSON") {
       With(Base("mistral"), {{"sliding_window", 9}}),
       With(Base("qwen2"), {{"use_sliding_window", true}, {"max_window_layers", 0}}),
       With(Base("qwen3"), {{"tie_word_embeddings", true}}),
+      With(Base("llama"), {{"stretto_chat_format", "chatml"}}),
       With(Base("llama"), {{"rope_scaling",
                             {{"rope_type", "yarn"},
                              {"factor", 4},
@@ -235,6 +236,7 @@ TEST_CASE("a config survives its own JSON") {
     REQUIRE(back.sliding_window == c.sliding_window);
     REQUIRE(back.rope_scaling.type == c.rope_scaling.type);
     REQUIRE(back.eos_token_ids == c.eos_token_ids);
+    REQUIRE(back.chat_format == document.value("stretto_chat_format", ""));
   }
 }
 

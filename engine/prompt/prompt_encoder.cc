@@ -70,20 +70,18 @@ absl::StatusOr<std::unique_ptr<PromptEncoder>> PromptEncoder::Open(const ModelFi
   if (!tokenizer.ok()) return BlameFile(tokenizer.status());
   encoder->tokenizer_ = *std::move(tokenizer);
   const std::string& jinja = encoder->tokenizer_->chat_template();
-  const bool is_auto = options.chat_format.empty() || options.chat_format == "auto";
-  encoder->lacks_template_ = options.raw_without_template && is_auto && jinja.empty();
-  auto chat = MakeChatTemplate(jinja, encoder->lacks_template_ ? "none" : options.chat_format);
-  if (!chat.ok()) {
-    chat = absl::Status(
-        chat.status().code(),
-        absl::StrReplaceAll(chat.status().message(), {{"model.chat_format", options.chat_key}}));
-  }
+  const bool is_given = !options.chat_format.empty() && options.chat_format != "auto";
+  encoder->chat_key_ = options.chat_key;
+  encoder->named_format_ = is_given ? options.chat_format : files.config.chat_format;
+  encoder->lacks_template_ =
+      options.raw_without_template && encoder->named_format_.empty() && jinja.empty();
+  auto chat = MakeChatTemplate(jinja, encoder->lacks_template_ ? "none" : encoder->named_format_);
   if (chat.ok()) {
     encoder->chat_ = *std::move(chat);
   } else if (options.chat_optional && absl::IsFailedPrecondition(chat.status())) {
-    encoder->no_chat_ = chat.status();
+    encoder->no_chat_ = encoder->NameKey(chat.status());
   } else {
-    return Annotate(chat.status(), files.path);
+    return Annotate(encoder->NameKey(chat.status()), files.path);
   }
   encoder->system_prompt_ = options.system_prompt;
   std::vector<int32_t>& stop = encoder->stop_ids_;
@@ -97,6 +95,10 @@ absl::StatusOr<std::unique_ptr<PromptEncoder>> PromptEncoder::Open(const ModelFi
   return encoder;
 }
 
+absl::Status PromptEncoder::NameKey(const absl::Status& status) const {
+  return {status.code(), absl::StrReplaceAll(status.message(), {{"model.chat_format", chat_key_}})};
+}
+
 absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeLine(const std::string& json) const {
   RETURN_IF_ERROR(no_chat_);
   const Json line = Json::parse(json, nullptr, /*allow_exceptions=*/false);
@@ -104,7 +106,10 @@ absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeLine(const std::string
   ASSIGN_OR_RETURN(const Json* list, FindMessages(line));
   if (list != nullptr) {
     ASSIGN_OR_RETURN(auto messages, ReadChat(*list));
-    return EncodeMessages(std::move(messages));
+    const bool is_open = messages.back().role == "assistant";
+    return EncodeMessages(
+        std::move(messages),
+        {.end = is_open ? ChatEnd::kOpenMessage : ChatEnd::kAnswer, .enable_thinking = {}});
   }
   ASSIGN_OR_RETURN(const std::string text, TextField(line, "prompt"));
   if (text.empty()) return absl::InvalidArgumentError("'prompt' is empty");
@@ -124,8 +129,9 @@ absl::StatusOr<std::vector<int32_t>> PromptEncoder::EncodeMessages(
   if (options.enable_thinking.has_value()) {
     ASSIGN_OR_RETURN(chat, WithThinking(chat_, *options.enable_thinking));
   }
-  ASSIGN_OR_RETURN(auto ids, engine::EncodeChat(*tokenizer_, chat, messages, options.end));
-  if (ids.empty()) return absl::InvalidArgumentError("the prompt has no tokens");
+  auto ids = engine::EncodeChat(*tokenizer_, chat, messages, options.end);
+  if (!ids.ok()) return NameKey(ids.status());
+  if (ids->empty()) return absl::InvalidArgumentError("the prompt has no tokens");
   return ids;
 }
 

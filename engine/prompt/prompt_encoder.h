@@ -1,6 +1,7 @@
 // From a dataset line to prompt ids: joins what a model's files say (formats) with what text
 // becomes tokens (text). A line is a JSON object with `messages` (a conversation) or `prompt`
-// (text: one user message where the model chats, the raw text where chat_format is none).
+// (text: one user message where the model chats, the raw text where chat_format is none). A
+// conversation that ends with an assistant's message leaves it open, for the model to go on with.
 //
 // Immutable and thread-safe after Open.
 #pragma once
@@ -20,8 +21,11 @@ namespace stretto::engine {
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const ModelFiles& files);
 
 struct PromptOptions {
-  std::string chat_format = "auto";            // the run file's model.chat_format
-  std::string chat_key = "model.chat_format";  // as errors name it
+  // As the run file's model.chat_format; "auto": what the model's files name
+  // (ModelConfig::chat_format), or the template that they hold.
+  std::string chat_format = "auto";
+  // As errors name it.
+  std::string chat_key = "model.chat_format (a flag: --chat-format)";
   // For conversations without a system message; none: what the template does then. An empty one is
   // a system message without text.
   std::optional<std::string> system_prompt;
@@ -57,14 +61,20 @@ class PromptEncoder {
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const ChatTemplate& chat() const { return chat_; }
+  // The format that was named, by the options or by the model's files; empty: the template's own.
+  const std::string& named_format() const { return named_format_; }
   // Whether prompts are raw for want of a template (raw_without_template).
   bool lacks_template() const { return lacks_template_; }
   // Tokens that end a completion: the model's EOS ids and the chat format's, without doubles.
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
 
  private:
+  // With the key that a person can set in it.
+  absl::Status NameKey(const absl::Status& status) const;
+
   std::unique_ptr<Tokenizer> tokenizer_;
   ChatTemplate chat_;
+  std::string named_format_, chat_key_;
   absl::Status no_chat_;  // why there is none
   bool lacks_template_ = false;
   std::optional<std::string> system_prompt_;

@@ -1,7 +1,5 @@
 #include "services/coordinator/dataset.h"
 
-#include <xxhash.h>
-
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/ascii.h"
@@ -13,6 +11,7 @@
 #include "base/files.h"
 #include "base/messages.h"
 #include "base/status.h"
+#include "base/xxh3.h"
 #include "services/common/dataset_answer.h"
 #include "services/common/json_unique.h"
 

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "config/run_config.h"
+#include "services/coordinator/journal_checksum.h"
 
 namespace stretto::services {
 namespace {
@@ -284,9 +285,9 @@ void Journal::WriteStep(const StepRecord& step, double next_kl_coef) {
 
 void Journal::WritePromptIds(uint64_t group, absl::Span<const int32_t> ids) {
   if (!Writable()) return;
-  auto query =
-      db_->Prepare("INSERT OR REPLACE INTO prompts SELECT epoch, line, ? FROM groups WHERE id = ?");
-  query.Numbers(ids).Int(static_cast<int64_t>(group));
+  auto query = db_->Prepare(
+      "INSERT OR REPLACE INTO prompts SELECT epoch, line, ?, ? FROM groups WHERE id = ?");
+  query.Numbers(ids).Int(PromptChecksum(ids)).Int(static_cast<int64_t>(group));
   Run(query);
 }
 
@@ -302,7 +303,7 @@ void Journal::WriteRollouts(uint64_t group, const std::vector<RolloutRecord>& ro
   for (const RolloutRecord& r : rollouts) {
     const int64_t min_version =
         r.versions.empty() ? -1 : *std::min_element(r.versions.begin(), r.versions.end());
-    auto query = db_->Prepare("INSERT INTO rollouts VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)");
+    auto query = db_->Prepare("INSERT INTO rollouts VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
     query.Int(id)
         .Int(r.sample_index)
         .Numbers(absl::MakeConstSpan(r.ids))
@@ -311,7 +312,8 @@ void Journal::WriteRollouts(uint64_t group, const std::vector<RolloutRecord>& ro
         .Numbers(absl::MakeConstSpan(r.sampling_logprobs))
         .Text(r.finish_reason)
         .Int(static_cast<int64_t>(r.ids.size()))
-        .Int(min_version);
+        .Int(min_version)
+        .Int(RolloutChecksum(group, r));
     Run(query);
   }
 }
@@ -320,12 +322,14 @@ void Journal::WriteScores(uint64_t group, const std::vector<RolloutRecord>& roll
                           const std::string& scorer_tag) {
   if (!Writable()) return;
   for (const RolloutRecord& r : rollouts) {
-    auto query = db_->Prepare("INSERT OR REPLACE INTO scores VALUES(?, ?, ?, ?, ?)");
+    auto query = db_->Prepare("INSERT OR REPLACE INTO scores VALUES(?, ?, ?, ?, ?, ?)");
+    const std::string components = ToJson(r.components);
     query.Int(static_cast<int64_t>(group))
         .Int(r.sample_index)
         .Real(r.reward)
-        .Text(ToJson(r.components))
-        .Numbers(absl::MakeConstSpan(r.reference_logprobs));
+        .Text(components)
+        .Numbers(absl::MakeConstSpan(r.reference_logprobs))
+        .Int(ScoreChecksum(group, r, components));
     Run(query);
   }
   auto query = db_->Prepare("UPDATE groups SET scorer_tag = ? WHERE id = ?");

@@ -131,7 +131,7 @@ class Journal {
 };
 
 extern const char kJournalSchema[];
-inline constexpr int kJournalSchemaVersion = 1;
+inline constexpr int kJournalSchemaVersion = 2;
 // The key of `meta` that holds the epoch of the newest group of trainers, if there was one.
 inline constexpr char kTrainerEpoch[] = "trainer_epoch";
 }  // namespace stretto::services

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "services/coordinator/journal.h"
+#include "services/coordinator/journal_checksum.h"
 
 namespace stretto::services {
 namespace {
@@ -27,6 +28,12 @@ std::map<std::string, double> FromJson(const std::string& text) {
   return values;
 }
 
+absl::Status Damaged(uint64_t group, const std::string& what) {
+  return absl::DataLossError(absl::StrCat(
+      "run.sqlite is damaged: of group ", group, ", ", what,
+      " isn't what was written (its checksum differs): put a copy of the file back, or begin the "
+      "run anew in another folder"));
+}
 }  // namespace
 
 absl::Status Journal::RestoreVersions(RestoredRun* run) {
@@ -139,16 +146,21 @@ absl::StatusOr<GroupRecord> Journal::ReadGroup(uint64_t id) {
   group.id = id;
   {
     auto query = db_->Prepare(
-        "SELECT g.epoch, g.line, p.ids FROM groups g LEFT JOIN prompts p ON p.epoch = g.epoch AND "
+        "SELECT g.epoch, g.line, p.ids, p.checksum FROM groups g LEFT JOIN prompts p ON p.epoch = "
+        "g.epoch AND "
         "p.line = g.line WHERE g.id = ?");
     ASSIGN_OR_RETURN(const bool row, query.Int(static_cast<int64_t>(id)).Step());
     if (!row) return absl::DataLossError(absl::StrCat("the journal has no group ", id));
     group.place = {static_cast<uint32_t>(query.IntAt(0)), static_cast<uint64_t>(query.IntAt(1))};
     group.prompt_ids = query.NumbersAt<int32_t>(2);
+    if (!query.IsNull(3) && query.IntAt(3) != PromptChecksum(group.prompt_ids)) {
+      return Damaged(id, "its prompt");
+    }
   }
   auto query = db_->Prepare(
       "SELECT r.sample_index, r.ids, r.logprobs, r.versions, r.sampling_logprobs, r.finish_reason, "
-      "s.reward, s.components, s.reference_logprobs FROM rollouts r LEFT JOIN scores s ON "
+      "s.reward, s.components, s.reference_logprobs, r.checksum, s.checksum FROM rollouts r LEFT "
+      "JOIN scores s ON "
       "s.group_id "
       "= r.group_id AND s.sample_index = r.sample_index WHERE r.group_id = ? ORDER BY "
       "r.sample_index");
@@ -164,8 +176,15 @@ absl::StatusOr<GroupRecord> Journal::ReadGroup(uint64_t id) {
     r.sampling_logprobs = query.NumbersAt<float>(4);
     r.finish_reason = query.TextAt(5);
     r.reward = query.RealAt(6);
-    r.components = FromJson(query.TextAt(7));
+    const std::string components = query.TextAt(7);
+    r.components = FromJson(components);
     r.reference_logprobs = query.NumbersAt<float>(8);
+    if (query.IntAt(9) != RolloutChecksum(id, r)) {
+      return Damaged(id, absl::StrCat("its completion ", r.sample_index));
+    }
+    if (!query.IsNull(10) && query.IntAt(10) != ScoreChecksum(id, r, components)) {
+      return Damaged(id, absl::StrCat("the score of its completion ", r.sample_index));
+    }
     group.rollouts.push_back(std::move(r));
   }
 }

@@ -16,9 +16,11 @@ CREATE TABLE members(name TEXT PRIMARY KEY, pool TEXT NOT NULL, address TEXT NOT
 -- A policy version exists when its row does. seq orders it among the other events.
 CREATE TABLE versions(number INTEGER PRIMARY KEY, hash TEXT NOT NULL, created TEXT NOT NULL);
 
+-- checksum, here and below: of a row's content (journal_checksum.h), which is compared whenever the
+-- row is read.
 -- Token ids of prompts, by place in the dataset; epoch 4294967295 is the evaluation set.
 CREATE TABLE prompts(epoch INTEGER NOT NULL, line INTEGER NOT NULL, ids BLOB NOT NULL,
-  PRIMARY KEY(epoch, line)) WITHOUT ROWID;
+  checksum INTEGER NOT NULL, PRIMARY KEY(epoch, line)) WITHOUT ROWID;
 
 -- kind: train (round: the step it is for) or eval (round: the version evaluated).
 -- state: new, ready (has prompt ids), generated, scored, rejected (reason says why).
@@ -32,9 +34,10 @@ CREATE INDEX groups_by_round ON groups(kind, round);
 CREATE TABLE rollouts(group_id INTEGER NOT NULL, sample_index INTEGER NOT NULL, ids BLOB NOT NULL,
   logprobs BLOB NOT NULL, versions BLOB NOT NULL, sampling_logprobs BLOB NOT NULL,
   finish_reason TEXT NOT NULL, num_tokens INTEGER NOT NULL, min_version INTEGER NOT NULL,
-  PRIMARY KEY(group_id, sample_index));
+  checksum INTEGER NOT NULL, PRIMARY KEY(group_id, sample_index));
 CREATE TABLE scores(group_id INTEGER NOT NULL, sample_index INTEGER NOT NULL, reward REAL NOT NULL,
-  components TEXT NOT NULL, reference_logprobs BLOB NOT NULL, PRIMARY KEY(group_id, sample_index));
+  components TEXT NOT NULL, reference_logprobs BLOB NOT NULL, checksum INTEGER NOT NULL,
+  PRIMARY KEY(group_id, sample_index));
 
 -- What a step trains on, in order. Written before the trainer is asked.
 CREATE TABLE batches(step INTEGER NOT NULL, ordinal INTEGER NOT NULL, group_id INTEGER NOT NULL UNIQUE,

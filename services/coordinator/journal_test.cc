@@ -327,6 +327,37 @@ TEST_CASE("the script that checks journals from outside finds what is wrong") {
   }
 }
 
+TEST_CASE("content that changed on disk is noticed when it is read") {
+  TempDir dir;
+  const std::string path = dir.File("run.sqlite"), damaged = dir.File("damaged.sqlite");
+  {
+    auto journal = Journal::Open(path, "run-1", "essence");
+    REQUIRE_OK(journal);
+    Fill(journal->get());
+  }
+  for (const auto& [damage, what] : std::vector<std::pair<std::string, std::string>>{
+           {"UPDATE prompts SET ids = x'07000000'", "its prompt"},
+           {"UPDATE rollouts SET ids = zeroblob(LENGTH(ids))", "its completion 0"},
+           {"UPDATE rollouts SET logprobs = zeroblob(LENGTH(logprobs)) WHERE sample_index = 1",
+            "its completion 1"},
+           {"UPDATE rollouts SET versions = zeroblob(LENGTH(versions))", "its completion 0"},
+           {"UPDATE rollouts SET finish_reason = 'other'", "its completion 0"},
+           {"UPDATE scores SET reward = reward + 1", "the score of its completion 0"},
+           {"UPDATE scores SET components = '{}'", "the score of its completion 0"},
+           {"UPDATE scores SET reference_logprobs = x'00000000'",
+            "the score of its completion 0"}}) {
+    INFO(damage);
+    std::filesystem::copy_file(path, damaged, std::filesystem::copy_options::overwrite_existing);
+    Execute(damaged, damage);
+    auto journal = Journal::Open(damaged, "run-1", "essence");
+    REQUIRE_OK(journal);
+    const auto group = (*journal)->ReadGroup(2);
+    REQUIRE(absl::IsDataLoss(group.status()));
+    CHECK(absl::StrContains(group.status().message(),
+                            absl::StrCat("of group 2, ", what, " isn't what was written")));
+  }
+}
+
 TEST_CASE("garbage instead of a journal is named") {
   TempDir dir;
   const std::string path = dir.File("run.sqlite");

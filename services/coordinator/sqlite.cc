@@ -58,6 +58,10 @@ absl::Status Sqlite::Query::Run() {
   }
 }
 
+bool Sqlite::Query::IsNull(int column) const {
+  return sqlite3_column_type(statement_, column) == SQLITE_NULL;
+}
+
 int64_t Sqlite::Query::IntAt(int column) const { return sqlite3_column_int64(statement_, column); }
 double Sqlite::Query::RealAt(int column) const { return sqlite3_column_double(statement_, column); }
 

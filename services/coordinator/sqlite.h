@@ -40,6 +40,7 @@ class Sqlite {
     // Steps to the end.
     absl::Status Run();
 
+    bool IsNull(int column) const;
     int64_t IntAt(int column) const;
     double RealAt(int column) const;
     std::string TextAt(int column) const;

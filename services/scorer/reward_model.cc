@@ -1,5 +1,6 @@
 #include "services/scorer/reward_model.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,8 @@ ModelHostOptions OptionsOfRewardModel(const RunConfig& run, const RewardSpec& sp
   ModelHostOptions options;
   options.path = spec.path;
   options.scores = true;
+  // As much as the run's sequences may have, with the token that brings out a score.
+  options.most_by_default = std::max(options.most_by_default, run.model.max_sequence_length + 1);
   options.dtype = run.model.dtype;
   options.prompts.chat_format = spec.chat_format;
   options.prompts.chat_key = "the reward's chat_format";

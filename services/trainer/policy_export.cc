@@ -95,6 +95,7 @@ absl::StatusOr<int64_t> PolicyTrainer::Export(const std::string& path, const std
     return absl::InvalidArgumentError(absl::StrCat("dtype '", dtype, "': expected bf16 or f32"));
   }
   options.config = host_->files.config;
+  options.config.chat_format = host_->prompts->named_format();
   options.generation = host_->files.generation;
   // Writing over an earlier export is a repeat; over anything else a mistake.
   options.overwrite = files_.Exists(JoinPath(path, "config.json")) &&

@@ -269,8 +269,8 @@ TEST_CASE("data that changed while a run was down is refused") {
 
 TEST_CASE("a reward model that preferences have trained judges a run") {
   TestRunOptions options;
-  options.rewards = "rewards: [{type: model, path: judge, chat_format: none, name: judge}]\n";
-  const TestRun run(options);
+  options.rewards = "rewards: [{type: model, path: judge, name: judge}]\n";
+  const TestRun run(options);  // the judge's folder names the chat format that it was trained with
   std::ofstream pairs(run.File("pairs.jsonl"));
   for (int i = 0; i < 16; ++i) {
     pairs << R"({"prompt": ")" << i << R"(+1=", "chosen": "abc", "rejected": ")" << i << R"(7"})"
@@ -303,7 +303,7 @@ TEST_CASE("a reward model that preferences have trained judges a run") {
   };
   Process adapter = train("model", "adapter", {"--lora-rank", "2"});
   CHECK(adapter.WaitForExit(kTimeoutMs) == 2);
-  CHECK(Count(adapter.Log(), "a reward model is trained whole") == 1);
+  CHECK(Count(adapter.Log(), "--lora-rank") == 1);  // it is trained whole
   Process trained = train("model", "judge", {});
   CHECK(trained.WaitForExit(kTimeoutMs) == 0);
   INFO(trained.Log());
@@ -319,6 +319,19 @@ TEST_CASE("a reward model that preferences have trained judges a run") {
   INFO(up.Log());
   CHECK(Count(up.Log(), "step 2/2") == 1);
   CHECK(Count(up.Log(), "reward 0.000") == 0);
+  // A judge that reads less than the run may write is told of before the run.
+  std::filesystem::copy(run.File("judge"), run.File("short"));
+  std::ifstream original(run.File("judge/config.json"));
+  nlohmann::json config = nlohmann::json::parse(original);
+  config["max_position_embeddings"] = 20;
+  std::ofstream(run.File("short/config.json")) << config.dump();
+  Process reads_less =
+      Up(run, "less",
+         {"train.steps=1", "rollout.max_tokens=4", absl::StrCat("run.dir=", run.File("less")),
+          absl::StrCat("rewards[0].path=", run.File("short"))});
+  CHECK(reads_less.WaitForExit(kTimeoutMs) == 0);
+  INFO(reads_less.Log());
+  CHECK(Count(reads_less.Log(), "reads 19 tokens of prompt and completion at most") == 1);
   Process writes =
       Up(run, "writes", {"train.steps=2", absl::StrCat("rewards[0].path=", run.model())});
   CHECK(writes.WaitForExit(kTimeoutMs) == 2);
