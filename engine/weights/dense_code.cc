@@ -129,8 +129,8 @@ struct Context {
   std::vector<std::pair<uint16_t, uint16_t>> changes;  // counted in `middle`
   FarCounts far;
   ChangeSymbols symbols;
-  std::vector<uint32_t> counts;  // by symbol
-  Frequencies frequencies;
+  std::vector<uint32_t> counts;   // by symbol
+  std::vector<SymbolStep> steps;  // by symbol
 };
 
 // Ranges of exponents that have more than a few elements each.
@@ -151,27 +151,22 @@ std::vector<Context> MakeContexts(const std::array<uint32_t, 256>& totals) {
 }  // namespace
 
 Bytes DenseEncoder::Finish() const {
-  if (elements_.empty()) return {};
-  std::array<uint32_t, 256> totals = {};
-  for (const Element& e : elements_) ++totals[e.from >> 7 & 0xff];
-  std::vector<Context> contexts = MakeContexts(totals);
-  std::array<uint8_t, 256> context_of = {};
+  if (num_ == 0) return {};
+  std::vector<Context> contexts = MakeContexts(totals_);
+  std::array<Context*, 256> context_of;
   for (size_t e = 0, c = 0; e < 256; ++e) {
-    context_of[e] = static_cast<uint8_t>(c);
+    context_of[e] = &contexts[c];
     c += e == contexts[c].last_exponent ? 1 : 0;
   }
-  const auto of = [&](const Element& e) -> Context& {
-    return contexts[context_of[e.from >> 7 & 0xff]];
-  };
-  for (const Element& e : elements_) of(e).Count(e.from, e.to);
+  const auto of = [&](const Element& e) -> Context& { return *context_of[e.from >> 7 & 0xff]; };
+  for (const Element& e : elements()) of(e).Count(e.from, e.to);
   for (Context& context : contexts) context.Choose();
-  std::vector<uint16_t> symbols;
-  symbols.reserve(elements_.size());
-  for (const Element& e : elements_) {
-    Context& context = of(e);
-    const int symbol = context.symbols.Of(e.from, e.to);
+  std::vector<uint16_t> symbols(num_);
+  for (size_t i = 0; i < num_; ++i) {
+    Context& context = of(elements_[i]);
+    const int symbol = context.symbols.Of(elements_[i].from, elements_[i].to);
     ++context.counts[static_cast<size_t>(symbol)];
-    symbols.push_back(static_cast<uint16_t>(symbol));
+    symbols[i] = static_cast<uint16_t>(symbol);
   }
   Bytes out = {static_cast<uint8_t>(contexts.size())};
   for (Context& context : contexts) {
@@ -183,18 +178,16 @@ Bytes DenseEncoder::Finish() const {
         static_cast<uint8_t>(symbols.num_exponents | wide << 4 | symbols.mantissa_bits << 5));
     const std::vector<uint8_t> levels = LevelsOf(context.counts);
     PutLevels(levels, out);
-    context.frequencies = FrequenciesOf(levels);
+    context.steps = StepsOf(FrequenciesOf(levels));
   }
-  SymbolEncoder encoder(elements_.size());
+  SymbolEncoder encoder(num_);
   BitWriter rest;
-  BitCursor cursor = rest.Begin(elements_.size() * 16);
-  for (size_t i = 0; i < elements_.size(); ++i) {
-    const Element& e = elements_[i];
-    const Context& context = of(e);
-    const int symbol = symbols[i];
-    encoder.Add(context.frequencies, symbols[i]);
-    const int bits = context.symbols.RestBits(symbol);
-    cursor.Put(e.to & ((1u << bits) - 1), bits);
+  BitCursor cursor = rest.Begin(num_ * 16);
+  for (size_t i = 0; i < num_; ++i) {
+    const Context& context = of(elements_[i]);
+    encoder.Add(context.steps[symbols[i]]);
+    const int bits = context.symbols.RestBits(symbols[i]);
+    cursor.Put(elements_[i].to & ((1u << bits) - 1), bits);
   }
   rest.End(cursor);
   const Bytes coded = encoder.Finish(), rest_bytes = rest.Finish();

@@ -12,6 +12,7 @@
 // of the symbols · the symbols · the bits that follow them, lowest first.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -52,7 +53,11 @@ struct ChangeSymbols {
 
 class DenseEncoder {
  public:
-  void Add(uint16_t from, uint16_t to) { elements_.push_back({from, to}); }
+  void Add(uint16_t from, uint16_t to) {
+    if (num_ == elements_.size()) elements_.resize(std::max<size_t>(1024, 2 * num_));
+    elements_[num_++] = {from, to};
+    ++totals_[from >> 7 & 0xff];
+  }
   // Nothing when there were no elements.
   Bytes Finish() const;
 
@@ -60,7 +65,11 @@ class DenseEncoder {
   struct Element {
     uint16_t from, to;
   };
-  std::vector<Element> elements_;
+  absl::Span<const Element> elements() const { return {elements_.data(), num_}; }
+
+  std::vector<Element> elements_;  // and room for more
+  size_t num_ = 0;
+  std::array<uint32_t, 256> totals_ = {};  // by exponent of what they were
 };
 
 class DenseDecoder {

@@ -14,6 +14,7 @@
 #include "engine/weights/dense_code.h"
 #include "engine/weights/grid_lines.h"
 #include "engine/weights/grid_plan.h"
+#include "engine/weights/grid_transpose.h"
 #include "engine/weights/symbol_code.h"
 #include "engine/weights/varint.h"
 #include "hwy/highway.h"
@@ -75,7 +76,12 @@ void ForEachInstructionSet(const std::function<void()>& test) {
     const int64_t target = left & -left;
     INFO(hwy::TargetName(target));
     hwy::SetSupportedTargetsForTest(target);
-    test();
+    for (const bool forbid : {false, true}) {
+      ForbidTransposeForTest(forbid);
+      if (!forbid && (target > HWY_AVX3 || !CanTranspose())) continue;
+      test();
+    }
+    ForbidTransposeForTest(false);
     hwy::SetSupportedTargetsForTest(0);
   }
 }
@@ -183,7 +189,8 @@ TEST_CASE("symbols come back, in about the bits of their entropy") {
     }
     for (size_t i = symbols.size(); i > 1; --i) std::swap(symbols[i - 1], symbols[random.Below(i)]);
     SymbolEncoder encoder(symbols.size());
-    for (const size_t s : symbols) encoder.Add(of, s);
+    const std::vector<SymbolStep> steps = StepsOf(of);
+    for (const size_t s : symbols) encoder.Add(steps[s]);
     Bytes coded = encoder.Finish();
     const size_t size = coded.size();
     CHECK(static_cast<double>(size) * 8 < entropy + 0.1 * total + 64);

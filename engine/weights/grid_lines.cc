@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/weights/grid_transpose.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/weights/grid_lines.cc"
 // clang-format off
@@ -45,13 +47,6 @@ HWY_INLINE void EndGroups(size_t num_lines, const uint32_t* at, ChunkGroups& chu
     chunk.sizes[g] = at[g];
   }
 }
-
-// A chunk's changes by one, in sparse groups: of `num` lines that have some.
-struct OneSteps {
-  uint64_t masks[kChunkLines];  // of the num first
-  uint16_t lines[kChunkLines];  // not bytes, which could be anything to a compiler
-  size_t num;
-};
 
 template <int kSparse>
 void CompareLinesOf(const ClassGroups& groups, const Lines& base, const uint16_t* next,
@@ -123,7 +118,15 @@ size_t Places(const OneSteps& steps, uint16_t* places) {
 void GatherRanks(const ClassGroups& groups, const Lines& base, const uint16_t* next,
                  ChunkGroups& chunk, ChangedRanks& ranks, BitWriter& signs, uint64_t* others) {
   OneSteps steps;
-  CompareLines(groups, base, next, chunk, steps, others);
+  const bool transposed = HWY_TARGET <= HWY_AVX3 && CanTranspose();
+  if (transposed) {
+    CompareTransposed(groups, base, next, chunk, steps, others);
+  } else {
+    CompareLines(groups, base, next, chunk, steps, others);
+  }
+  const uint16_t* const begins = transposed ? chunk.line_begins.data() : chunk.begins[0].data();
+  const size_t to_line = transposed ? ChunkGroups::kSlots : 1;
+  const size_t to_group = transposed ? 1 : kChunkLines;
   uint16_t places[kChunk + 3];
   const size_t num = Places(steps, places);
   ranks.num = {};
@@ -134,7 +137,8 @@ void GatherRanks(const ClassGroups& groups, const Lines& base, const uint16_t* n
     const size_t g = groups.group_of[base.elements[place] >> 7 & 0xff];
     const uint64_t before =
         chunk.masks[line * ChunkGroups::kSlots + g] & ((uint64_t{1} << bit) - 1);
-    ranks.of[g][ranks.num[g]++] = static_cast<uint16_t>(chunk.begins[g][line] + Count(before));
+    ranks.of[g][ranks.num[g]++] =
+        static_cast<uint16_t>(begins[line * to_line + g * to_group] + Count(before));
     up |= uint64_t{static_cast<uint16_t>(next[place] - base.elements[place]) == 1} << i % 32;
     if (HWY_LIKELY(i % 32 != 31)) continue;
     cursor.Put(up, 32);
@@ -164,6 +168,7 @@ void GroupLinesOf(const ClassGroups& groups, const Lines& base, ChunkGroups& chu
 }
 
 void GroupLines(const ClassGroups& groups, const Lines& base, ChunkGroups& chunk) {
+  if (HWY_TARGET <= HWY_AVX3 && CanTranspose()) return GroupTransposed(groups, base, chunk);
   switch (groups.num_sparse) {
     case 0:
       return GroupLinesOf<0>(groups, base, chunk);
@@ -223,6 +228,9 @@ void CountFewClasses(uint8_t first_exponent, const uint16_t* base, const uint16_
 
 void CountClasses(uint8_t first_exponent, const uint16_t* base, const uint16_t* next,
                   size_t num_lines, ClassCounts& counts) {
+  if (HWY_TARGET <= HWY_AVX3 && CanTranspose()) {
+    return CountTransposed(first_exponent, base, next, num_lines, counts);
+  }
   for (size_t line = 0; line < num_lines; line += kCountedLines) {
     CountFewClasses(first_exponent, base + line * kLine, next + line * kLine,
                     std::min(kCountedLines, num_lines - line), counts);

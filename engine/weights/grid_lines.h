@@ -59,8 +59,10 @@ struct ChunkGroups {
   static constexpr size_t kSlots = 8;  // a line's masks fill a cache line
 
   alignas(64) std::array<uint64_t, kChunkLines * kSlots> masks;  // of line l and group g: [l·8 + g]
-  // Ranks before each line, counted from the chunk's first.
+  // Ranks before each line, counted from the chunk's first; and before line l and of group g at
+  // [l·8 + g], where they are found so (grid_transpose.h).
   alignas(64) std::array<std::array<uint16_t, kChunkLines>, kMaxSparseGroups> begins;
+  alignas(64) std::array<uint16_t, kChunkLines * kSlots> line_begins;
   std::array<uint32_t, kMaxSparseGroups> sizes;
   // Lines that have dense elements, or, after GatherRanks, others that are not told by rank.
   std::array<uint16_t, kChunkLines> rest_lines;

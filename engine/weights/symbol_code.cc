@@ -121,25 +121,40 @@ Frequencies FrequenciesOf(absl::Span<const uint8_t> levels) {
   return of;
 }
 
+std::vector<SymbolStep> StepsOf(const Frequencies& of) {
+  std::vector<SymbolStep> steps;
+  steps.reserve(of.begins.size());
+  const uint32_t all = 1u << of.bits;
+  for (size_t s = 0; s + 1 < of.begins.size(); ++s) {
+    const uint32_t begin = of.begins[s], size = of.begins[s + 1] - begin;
+    const uint64_t limit = uint64_t{size} << (32 - of.bits);
+    if (size > 1) {
+      steps.push_back({UINT64_MAX / size + 1, limit, begin, all - size});
+    } else {
+      // The quotient comes out one too small.
+      steps.push_back({UINT64_MAX, limit, begin + all - 1, all - 1});
+    }
+  }
+  return steps;
+}
+
 Bytes SymbolEncoder::Finish() const {
   STRETTO_CHECK(num_ == size_);
   uint32_t state = SymbolDecoder::kLow;
-  std::vector<uint16_t> words;
-  words.reserve(size_ + 2);
+  // From the end on, which is where the decoder's first ones go.
+  Bytes out(2 * size_ + 4);
+  uint8_t* at = out.data() + out.size();
   for (size_t i = size_; i-- > 0;) {
-    const Symbol& s = symbols_[i];
-    if (state >= uint64_t{s.size} << (32 - s.bits)) {
-      words.push_back(static_cast<uint16_t>(state));
-      state >>= 16;
-    }
-    state = ((state / s.size) << s.bits) + state % s.size + s.begin;
+    const SymbolStep& s = *symbols_[i];
+    const bool give = state >= s.limit;
+    at[-2] = static_cast<uint8_t>(state);
+    at[-1] = static_cast<uint8_t>(state >> 8);
+    at -= give ? 2 : 0;
+    state = s.Next(give ? state >> 16 : state);
   }
-  Bytes out;
-  for (int i = 0; i < 4; ++i) out.push_back(static_cast<uint8_t>(state >> (8 * i)));
-  for (size_t i = words.size(); i-- > 0;) {
-    out.push_back(static_cast<uint8_t>(words[i]));
-    out.push_back(static_cast<uint8_t>(words[i] >> 8));
-  }
+  at -= 4;
+  for (int i = 0; i < 4; ++i) at[i] = static_cast<uint8_t>(state >> (8 * i));
+  out.erase(out.begin(), out.begin() + (at - out.data()));
   return out;
 }
 }  // namespace stretto::engine

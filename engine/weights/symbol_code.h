@@ -33,26 +33,33 @@ struct Frequencies {
 // Levels of at most kMostSymbols symbols, of which one or more come.
 Frequencies FrequenciesOf(absl::Span<const uint8_t> levels);
 
+// What the encoder does for a symbol, without a division: its quotient by the symbol's size is the
+// upper half of a product (D. Lemire et al. 2019), which is exact for numbers of 32 bits.
+struct SymbolStep {
+  uint64_t reciprocal, limit;  // a state from `limit` on gives 16 bits first
+  uint32_t begin, rest;        // what the table has besides the symbol
+
+  uint32_t Next(uint32_t state) const {
+    const auto quotient =
+        static_cast<uint32_t>(static_cast<unsigned __int128>(state) * reciprocal >> 64);
+    return state + begin + quotient * rest;
+  }
+};
+// By symbol; those that never come have none that makes sense.
+std::vector<SymbolStep> StepsOf(const Frequencies& of);
+
 class SymbolEncoder {
  public:
   explicit SymbolEncoder(size_t num_symbols)
-      : size_(num_symbols), symbols_(new Symbol[num_symbols]) {}
-  // As often as was said.
-  void Add(const Frequencies& of, size_t symbol) {
-    const uint32_t begin = of.begins[symbol];
-    symbols_[num_++] = {begin, static_cast<uint16_t>(of.begins[symbol + 1] - begin),
-                        static_cast<uint16_t>(of.bits)};
-  }
+      : size_(num_symbols), symbols_(new const SymbolStep*[num_symbols]) {}
+  // As often as was said; `symbol` outlives it.
+  void Add(const SymbolStep& symbol) { symbols_[num_++] = &symbol; }
   Bytes Finish() const;
 
  private:
-  struct Symbol {
-    uint32_t begin;
-    uint16_t size, bits;
-  };
   const size_t size_;
   size_t num_ = 0;
-  std::unique_ptr<Symbol[]> symbols_;
+  std::unique_ptr<const SymbolStep*[]> symbols_;
 };
 
 class SymbolDecoder {
