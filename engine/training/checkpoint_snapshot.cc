@@ -23,7 +23,6 @@ void StateSnapshot::Take(const std::shared_ptr<StateSnapshot>& snapshot, Trainer
   s.parts_.clear();
   s.pieces_.clear();
   s.num_elements_ = 0;
-  s.is_reachable_ = true;
   for (const StatePart& p : parts) s.num_elements_ += p.count;
   if (s.capacity_ < s.num_elements_) {
     s.memory_.reset();
@@ -62,7 +61,6 @@ void StateSnapshot::AddPart(const StatePart& part, absl::string_view prefix, flo
     from = static_cast<const float*>(engine.device().HostMemory(part.values));
     if (from == nullptr) engine.device().Download(engine.stream(), part.values, to);
   }
-  if (from == nullptr) is_reachable_ = false;
   for (int64_t done = 0; (from || part.read) && done < part.count; done += kPieceElements) {
     pieces_.push_back({from != nullptr ? from + done : nullptr, to + done,
                        std::min(kPieceElements, part.count - done), &part, done});
@@ -73,7 +71,8 @@ void StateSnapshot::AddPart(const StatePart& part, absl::string_view prefix, flo
                     {part.row_begin, part.row_end, part.col_begin, part.col_end},
                     part.begin,
                     absl::MakeConstSpan(to, part.count),
-                    from});
+                    from,
+                    part.read ? &part : nullptr});
 }
 
 void StateSnapshot::Copy() {
@@ -104,12 +103,25 @@ void StateSnapshot::Copy() {
 
 void StateSnapshot::ForRuns(const SnapshotPart& part, int64_t begin, int64_t count,
                             absl::FunctionRef<void(absl::Span<const float>)> run) const {
+  std::vector<float> room;
   for (int64_t done = 0; done < count; done += kPieceElements) {
     const int64_t n = std::min(kPieceElements, count - done);
     absl::ReaderMutexLock lock(&live_mutex_);
-    const float* values = is_live_ && part.live != nullptr ? part.live : part.values.data();
-    run({values + begin + done, static_cast<size_t>(n)});
+    run({Find(part, begin + done, n, room), static_cast<size_t>(n)});
   }
+}
+
+const float* StateSnapshot::Find(const SnapshotPart& part, int64_t begin, int64_t count,
+                                 std::vector<float>& room) const {
+  if (is_live_ && part.live != nullptr) return part.live + begin;
+  if (!is_live_ || part.source == nullptr) return part.values.data() + begin;
+  room.resize(static_cast<size_t>(count));
+  const absl::Status status = part.source->read(begin, count, room.data());
+  if (!status.ok()) {
+    absl::MutexLock lock(&mutex_);
+    status_.Update(status);
+  }
+  return room.data();
 }
 
 void StateSnapshot::FinishReading() {

@@ -1,6 +1,7 @@
 // The state that one rank is to write, as it was when the snapshot was taken, while training goes
 // on. Masters and moments stay as they are through the next step's forward and backward passes, so
-// they are read where they are by the thread that writes them (ForRuns). When the next update comes
+// they are read where they are (or decoded from there, or read from their files, a piece at a time)
+// by the thread that writes them (ForRuns). When the next update comes
 // first, the training thread copies what is not written yet, and from then on the copy is read:
 // saves that no update overtakes, a run's last among them, take no memory. Once one has been
 // overtaken there is memory for a copy of the rank's share, which is kept, and the thread that
@@ -30,8 +31,9 @@ struct SnapshotPart {
   std::vector<int64_t> shape;  // of the whole tensor
   TensorBox box;
   int64_t begin = 0;
-  absl::Span<const float> values;  // the copy
-  const float* live = nullptr;     // where they are in the state, if the host reaches them
+  absl::Span<const float> values;     // the copy
+  const float* live = nullptr;        // where they are in the state, if the host reaches them
+  const StatePart* source = nullptr;  // or what reads them from there
 };
 
 // Calls `run` with elements [begin, begin + count) of a part, in order, a run after another.
@@ -48,11 +50,10 @@ class StateSnapshot final : public StateReader {
                    TrainerEngine* critic = nullptr);
   // Copies what nobody has copied yet, and waits for what others are copying. Any thread.
   void Copy();
-  // Whether Copy is to be called before the parts are read: there is memory for it, or some of the
-  // state can't be read where it is.
-  bool wants_copy() const { return has_copied_ || !is_reachable_; }
+  // Whether Copy is to be called before the parts are read: there is memory for it.
+  bool wants_copy() const { return has_copied_; }
   // As RunsOfPart: from the state as long as it stays as it is, then from the copy. A run is short;
-  // an update waits for its end.
+  // an update waits for its end. What can't be read is in status(), and its runs are of no use.
   void ForRuns(const SnapshotPart& part, int64_t begin, int64_t count,
                absl::FunctionRef<void(absl::Span<const float>)> run) const;
   // Parts of this kind won't be read any more, so nobody has to copy them.
@@ -60,7 +61,7 @@ class StateSnapshot final : public StateReader {
   // On the training thread.
   void FinishReading() override;
 
-  // What reading the state came to; OK where it is in memory.
+  // What reading the state has come to; OK where it is in memory.
   absl::Status status() const {
     absl::MutexLock lock(&mutex_);
     return status_;
@@ -80,6 +81,9 @@ class StateSnapshot final : public StateReader {
     int64_t first;
   };
   void AddPart(const StatePart& part, absl::string_view prefix, float* to, TrainerEngine& engine);
+  // Elements [begin, begin + count) of a part, in `room` unless they lie in memory.
+  const float* Find(const SnapshotPart& part, int64_t begin, int64_t count,
+                    std::vector<float>& room) const ABSL_SHARED_LOCKS_REQUIRED(live_mutex_);
 
   Clock& clock_;
   std::unique_ptr<float[]> memory_;
@@ -87,7 +91,6 @@ class StateSnapshot final : public StateReader {
   std::vector<StatePart> sources_;
   std::vector<SnapshotPart> parts_;
   std::vector<Piece> pieces_;
-  bool is_reachable_ = true;             // all of the state, by the host
   std::atomic<bool> has_copied_{false};  // since the memory was allocated
   std::atomic<bool> released_[3] = {};
   mutable absl::Mutex live_mutex_;
@@ -96,6 +99,6 @@ class StateSnapshot final : public StateReader {
   std::atomic<double> blocked_seconds_{0};
   mutable absl::Mutex mutex_;
   size_t num_copied_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  mutable absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 }  // namespace stretto::engine

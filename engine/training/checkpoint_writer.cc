@@ -198,7 +198,6 @@ void CheckpointWriter::GiveUp(const Job& job, const absl::Status& why) {
 }
 
 absl::Status CheckpointWriter::Save(const Job& job, SaveReport& report) {
-  RETURN_IF_ERROR(snapshot_->status());
   const std::string partial = PartialOf(job);
   if (job.num_ranks == 1) RETURN_IF_ERROR(files_.RemoveAll(partial));
   RETURN_IF_ERROR(files_.MakeDirs(partial));
@@ -210,6 +209,7 @@ absl::Status CheckpointWriter::Save(const Job& job, SaveReport& report) {
                                    [this](StateTensor which) { snapshot_->Release(which); }};
   ASSIGN_OR_RETURN(ShardResult shard,
                    shard_->Write(partial, CheckpointFolderName(job.counters.version), source));
+  RETURN_IF_ERROR(snapshot_->status());
   report.is_incremental = shard.is_incremental;
   report.bytes_written = shard.bytes_written;
   shard.fragment.info = report.info;
