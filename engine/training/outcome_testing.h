@@ -23,7 +23,8 @@ struct Outcome {
 };
 
 inline bool Same(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 // "" or what differs.
 inline std::string Difference(const Outcome& a, const Outcome& b) {

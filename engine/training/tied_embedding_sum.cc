@@ -33,7 +33,7 @@ int64_t TiedEmbeddingSum::NumElements(int from, int owner) const {
 TiedEmbeddingSum::Piece TiedEmbeddingSum::PieceOf(int owner, int64_t piece) const {
   const int64_t D = embedding_.cols, at = part_.begin - embedding_.offset;
   const int64_t begin = part_.offsets[owner], end = begin + part_.counts[owner];
-  if (begin == end) return {};
+  if (begin == end) return {0, 0, begin, end};
   const int64_t first = (begin + at) / D, rows = (end + at + D - 1) / D - first;
   const int64_t first_row = first + rows * piece / kNumPieces;
   const int64_t end_row = first + rows * (piece + 1) / kNumPieces;
