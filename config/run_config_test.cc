@@ -91,10 +91,14 @@ TEST_CASE("errors name file, line, key and what is expected") {
     std::string message;
   };
   const std::vector<Case> cases = {
-      {"train:\n  lr: fast\n", "run.yaml:8: train.lr: expected a number above 0 and at most 1000, found 'fast'"},
-      {"train:\n  lr: 0\n", "run.yaml:8: train.lr: expected a number above 0 and at most 1000, found '0'"},
-      {"train:\n  lr: .nan\n", "run.yaml:8: train.lr: expected a number above 0 and at most 1000, found '.nan'"},
-      {"train:\n  lr: nan\n", "run.yaml:8: train.lr: expected a number above 0 and at most 1000, found 'nan'"},
+      {"train:\n  lr: fast\n",
+       "run.yaml:8: train.lr: expected a number above 0 and at most 1000, found 'fast'"},
+      {"train:\n  lr: 0\n",
+       "run.yaml:8: train.lr: expected a number above 0 and at most 1000, found '0'"},
+      {"train:\n  lr: .nan\n",
+       "run.yaml:8: train.lr: expected a number above 0 and at most 1000, found '.nan'"},
+      {"train:\n  lr: nan\n",
+       "run.yaml:8: train.lr: expected a number above 0 and at most 1000, found 'nan'"},
       {"train:\n  lr: \"1e-5\"\n",
        "run.yaml:8: train.lr: expected a number above 0 and at most 1000, found '1e-5'"},
       {"train:\n  steps: 1.5\n",
@@ -249,7 +253,8 @@ TEST_CASE("overrides win and are named in errors") {
   CHECK(c->run.name == "x");
   CHECK(c->rollout.stop.size() == 2);
   CHECK(f.Error(kMinimal, {"train.lr=fast"}) ==
-        "override 'train.lr=fast': train.lr: expected a number above 0 and at most 1000, found 'fast'");
+        "override 'train.lr=fast': train.lr: expected a number above 0 and at most 1000, found "
+        "'fast'");
   CHECK(absl::StrContains(f.Error(kMinimal, {"train.l=1"}), "did you mean 'lr'?"));
   CHECK(absl::StrContains(f.Error(kMinimal, {"lr=1"}), "expected section.key=value"));
   CHECK(absl::StrContains(f.Error(kMinimal, {"tran.lr=1"}), "did you mean 'train'?"));
