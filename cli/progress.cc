@@ -135,7 +135,8 @@ void Progress::Wait(const std::string& text) { ShowLive(text); }
 // What is worth a line of its own, once.
 void Progress::ShowNews(const v1::RunStatus& status) {
   // A coordinator that was started again counts anew.
-  if (status.num_events() < num_events_) num_events_ = 0;
+  if (status.session() != session_) num_events_ = 0;
+  session_ = status.session();
   const auto num_new = static_cast<int64_t>(status.num_events() - num_events_);
   num_events_ = status.num_events();
   for (int i = 0; i < status.events_size(); ++i) {

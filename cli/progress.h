@@ -48,6 +48,7 @@ class Progress {
   int64_t last_step_ = 0;
   int64_t last_eval_step_ = -1;
   uint64_t num_events_ = 0;
+  int64_t session_ = 0;  // of the coordinator that has told so many
   std::string last_phase_, last_detail_;
 };
 

@@ -465,6 +465,7 @@ void Coordinator::PublishStatus() {
   status.set_last_event(events_.empty() ? "" : events_.back());
   for (const std::string& event : events_) status.add_events(event);
   status.set_num_events(num_events_);
+  status.set_session(journal_->session());
   const Core::Round round = core_->round();
   status.set_round_rollouts(static_cast<uint64_t>(round.num_wanted));
   status.set_round_generated(static_cast<uint64_t>(round.num_generated));

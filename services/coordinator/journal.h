@@ -98,6 +98,8 @@ class Journal {
   // what is written goes nowhere.
   void CheckPlace();
 
+  // How often the run has been opened, this time included.
+  int64_t session() const { return session_; }
   absl::StatusOr<GroupRecord> ReadGroup(uint64_t id);
   absl::StatusOr<std::vector<uint64_t>> ReadBatch(int64_t step);
   absl::StatusOr<std::vector<StepRecord>> ReadSteps();
