@@ -238,7 +238,10 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
           "Groups that may be replaced in one step; with more the run stops and says why."),
 
       KEY(schedule, max_staleness, Between(0, 1000),
-          "Versions that a trained token may be behind. 0: strictly on-policy."),
+          "Versions that a trained token may be behind. 0: strictly on-policy. Above 0, a step "
+          "does "
+          "not wait for its slowest group while one of a later step is complete, which takes its "
+          "place; each is trained on within this bound."),
       KEY(schedule, weight_update, OneOf({"finish", "recompute", "keep"}),
           "What running rollouts do at a swap: end on their version, recompute their keys and "
           "values, "

@@ -146,6 +146,10 @@ void Coordinator::PublishMetrics() {
       .Set(static_cast<double>(core_->num_without_signal()));
   metrics.gauge("stretto_stale_groups", "Groups generated again because they became too old.")
       .Set(static_cast<double>(core_->num_stale_dropped()));
+  metrics
+      .gauge("stretto_groups_brought_forward",
+             "Complete groups that an earlier step was given in place of others.")
+      .Set(static_cast<double>(core_->num_brought_forward()));
   metrics.gauge("stretto_skipped_steps", "Steps of the run that changed nothing.")
       .Set(static_cast<double>(num_skipped_));
   metrics

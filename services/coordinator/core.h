@@ -13,7 +13,9 @@
 //  2. A group goes to a generator that has room and a version no older than the step allows.
 //     Unblocked by a finished group (room), a committed version, a member that joins.
 //  3. A generated group goes to a scorer with room. Unblocked by a scored group.
-//  4. A step's batch is its groups in stream order. Complete when all are scored.
+//  4. A step's batch is its groups in stream order. Complete when all are scored; with
+//     max_staleness, complete groups of later steps take the places of those that are not
+//     (core_batches.cc).
 //  5. The trainer takes one step at a time, the one after its version; of several, each takes its
 //     part, and the step is taken when all have given the same hash. Unblocked by a complete batch,
 //     the end of an evaluation, the end of the step before, a group of trainers that is formed. One
@@ -189,6 +191,8 @@ class Core {
   int64_t num_rejected() const { return num_rejected_; }
   int64_t num_stale_dropped() const { return num_stale_dropped_; }
   int64_t num_without_signal() const { return num_without_signal_; }  // replaced
+  // Complete groups that an earlier step was given in place of others.
+  int64_t num_brought_forward() const { return num_brought_forward_; }
   // Complete groups that wait for their batch.
   int64_t num_buffered() const;
   bool IsGenerating() const;
@@ -257,6 +261,8 @@ class Core {
   void Reject(Group* group, const std::string& reason);
   void Fail(const absl::Status& status);
   void End(const absl::Status& status, const std::string& detail);
+  bool MayWaitUntil(int64_t step, const Group& group) const;
+  void BringForward(int64_t step);
   bool GatherBatch(int64_t step, std::vector<uint64_t>* batch);
   bool RecordNextBatch(int64_t step);
   void TrainNextStep();
@@ -291,6 +297,7 @@ class Core {
   double kl_coef_;
   uint64_t next_group_, next_position_, next_call_ = 1;
   int64_t num_rejected_ = 0, num_stale_dropped_ = 0, num_without_signal_ = 0;
+  int64_t num_brought_forward_ = 0;
 
   Version relayed_version_;
   std::map<std::string, RelayPlace> relays_;  // of relayed_version_

@@ -244,6 +244,7 @@ void Core::Dispatch(int64_t now_ns) {
     }
     generator->num_in_flight += group->kind == GroupKind::kEval ? 1 : options_.group_size;
     group->member = generator->name;
+    group->held_version = generator->version.number;
     ++group->attempt;
     SetState(group, GroupState::kGenerating);
     Emit(GenerateGroup{generator->name, generator->epoch, group->id, group->attempt,

@@ -51,6 +51,62 @@ TEST_CASE("with staleness 1 the next step is generated during training") {
   CHECK(generate[0].expected.number == -1);
 }
 
+// Generated and scored; what the core does then.
+std::vector<Command> Complete(Bench& b, const std::vector<GenerateGroup>& groups, int64_t version) {
+  for (const auto& g : groups) CHECK(b.core.OnGenerated(g, absl::OkStatus(), version, 0));
+  std::vector<Command> commands = b.Take(), all;
+  while (!Only<ScoreGroup>(commands).empty()) {
+    for (const auto& s : Only<ScoreGroup>(commands)) CHECK(b.core.OnScored(s, absl::OkStatus(), 0));
+    all.insert(all.end(), commands.begin(), commands.end());
+    commands = b.Take();
+  }
+  all.insert(all.end(), commands.begin(), commands.end());
+  return all;
+}
+
+TEST_CASE("a step takes complete groups of the next in place of those that are on their way") {
+  Bench b({.num_steps = 9, .max_staleness = 1});
+  const auto first = Only<GenerateGroup>(b.Tokenize(b.Sync()));
+  REQUIRE(first.size() == 4);  // of steps 1, 1, 2 and 2
+  const auto batch_of = [](const std::vector<Command>& commands) {
+    const auto batches = Only<RecordBatch>(commands);
+    return batches.empty() ? std::vector<uint64_t>() : batches[0].groups;
+  };
+  CHECK(batch_of(Complete(b, {first[1]}, 0)).empty());
+  auto commands = Complete(b, {first[2]}, 0);
+  CHECK(batch_of(commands) == std::vector<uint64_t>{first[1].group, first[2].group});
+  CHECK(b.core.num_brought_forward() == 1);
+  CHECK(b.core.groups().at(first[0].group).round == 2);
+  CHECK(b.core.groups().at(first[2].group).round == 1);
+  // The journal is told of both before.
+  std::map<uint64_t, int64_t> rounds;
+  for (const auto& record : Only<RecordGroup>(commands))
+    rounds[record.group.id] = record.group.round;
+  CHECK(rounds.at(first[0].group) == 2);
+  CHECK(rounds.at(first[2].group) == 1);
+
+  // What began with version 0 is trained on in step 2 at the latest, whatever else is complete.
+  const auto step = Only<TakeStep>(commands);
+  REQUIRE(step.size() == 1);
+  CHECK(b.core.OnStepTaken(step[0], absl::OkStatus(), {1, "h1"}, 0, 0));
+  const auto later = Only<GenerateGroup>(b.Tokenize(b.Sync()));
+  REQUIRE(later.size() == 2);
+  CHECK(batch_of(Complete(b, {first[3]}, 0)).empty());
+  CHECK(batch_of(Complete(b, later, 1)).empty());
+  CHECK(batch_of(Complete(b, {first[0]}, 0)) ==
+        std::vector<uint64_t>{first[0].group, first[3].group});
+  CHECK(b.core.num_brought_forward() == 1);
+}
+
+TEST_CASE("on-policy, steps are trained on in the order of the prompts") {
+  Bench b({.num_steps = 9});
+  const auto generate = Only<GenerateGroup>(b.Tokenize(b.Sync()));
+  REQUIRE(generate.size() == 2);
+  CHECK(Only<RecordBatch>(Complete(b, {generate[1]}, 0)).empty());
+  CHECK(Only<RecordBatch>(Complete(b, {generate[0]}, 0)).size() == 1);
+  CHECK(b.core.num_brought_forward() == 0);
+}
+
 TEST_CASE("long, empty and unreadable prompts are replaced within a bound") {
   Bench b({.max_group_replacements = 3});
   auto commands = b.Tokenize(b.Sync(), /*length=*/11);

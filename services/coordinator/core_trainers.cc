@@ -295,23 +295,6 @@ void Core::DriveTrainer(int64_t now_ns) {
   TrainNextStep();
 }
 
-// The groups of a step, in order, once they are all there.
-bool Core::GatherBatch(int64_t step, std::vector<uint64_t>* batch) {
-  for (Group* group : GroupsOf(GroupKind::kTrain, step)) {
-    if (group->state == GroupState::kRejected) continue;
-    if (group->state != GroupState::kScored) return false;
-    if (!rl::WithinStaleness(step - 1, group->min_version, options_.max_staleness)) {
-      ++num_stale_dropped_;
-      Note(absl::StrCat("group ", group->id, " has become too old (version ", group->min_version,
-                        "); it is generated again"));
-      Requeue(group, GroupState::kReady, 0);
-      return false;
-    }
-    batch->push_back(group->id);
-  }
-  return static_cast<int64_t>(batch->size()) >= options_.prompts_per_step;
-}
-
 void Core::TrainNextStep() {
   const bool is_replay = trainers_.version.number < version_.number;
   const int64_t step = is_replay ? trainers_.version.number + 1 : version_.number + 1;
@@ -324,16 +307,6 @@ void Core::TrainNextStep() {
   trainers_.step = step;
   trainers_.ahead = -1;
   AskForStep(step, {step - 1, versions_[step - 1]}, is_replay);
-}
-
-// False: the batch is not complete.
-bool Core::RecordNextBatch(int64_t step) {
-  if (kl_coefs_.count(step) > 0) return true;
-  std::vector<uint64_t> batch;
-  if (!GatherBatch(step, &batch)) return false;
-  kl_coefs_[step] = kl_coef_;
-  Emit(RecordBatch{step, kl_coef_, std::move(batch)});
-  return true;
 }
 
 void Core::AskForStep(int64_t step, const Version& base, bool is_replay) {

@@ -96,8 +96,9 @@ struct Group {
   std::string member;    // who works on it now
   int64_t not_before_ns = 0;
   int64_t num_failures = 0, num_score_failures = 0, num_lies = 0;
-  int64_t min_version = -1;  // oldest version that wrote a token; from kGenerated on
-  bool has_signal = true;    // kScored: its rewards differ
+  int64_t held_version = -1;  // kGenerating: of the generator when it was asked
+  int64_t min_version = -1;   // oldest version that wrote a token; from kGenerated on
+  bool has_signal = true;     // kScored: its rewards differ
 };
 
 // Commands. Record* say what the journal must hold before any of the others is carried out.

@@ -215,8 +215,8 @@ void Journal::Write(const RecordGroup& record) {
       "INSERT INTO groups(id, kind, round, position, epoch, line, state, reason, min_version, "
       "changed) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ",
       kNow,
-      ") ON CONFLICT(id) DO UPDATE SET state = excluded.state, reason = excluded.reason, "
-      "min_version = excluded.min_version, changed = excluded.changed"));
+      ") ON CONFLICT(id) DO UPDATE SET round = excluded.round, state = excluded.state, "
+      "reason = excluded.reason, min_version = excluded.min_version, changed = excluded.changed"));
   query.Int(static_cast<int64_t>(g.id))
       .Text(KindName(g.kind))
       .Int(g.round)

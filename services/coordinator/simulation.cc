@@ -264,6 +264,14 @@ void Simulation::Do(const RecordTrainers& c) {
   trainer_epoch_ = c.epoch;
 }
 
+void Simulation::Do(const RecordGroup& c) {
+  Group& known = groups_[c.group.id];
+  const bool is_moved = known.id != 0 && known.round != c.group.round;
+  Require(!is_moved || core_options_.max_staleness > 0, "a group changes its step");
+  num_brought_forward_ += is_moved && c.group.round < known.round ? 1 : 0;
+  known = c.group;
+}
+
 void Simulation::Do(const RecordBatch& c) {
   Require(batches_.count(c.step) == 0, "a step has two batches");
   Require(static_cast<int64_t>(c.groups.size()) == core_options_.prompts_per_step,
@@ -273,6 +281,7 @@ void Simulation::Do(const RecordBatch& c) {
     const Group& group = groups_.at(id);
     Require(group.state == GroupState::kScored, "a group without scores is trained on");
     Require(group.kind == GroupKind::kTrain, "an evaluation's group is trained on");
+    Require(group.round == c.step, "a group of another step is trained on");
     Require(trained_.insert(group.position).second, "a prompt is trained on twice");
     Require(id == c.groups.front() || group.position > last, "a batch is out of order");
     Require(group.min_version >= c.step - 1 - core_options_.max_staleness, "a group is too old");

@@ -93,6 +93,8 @@ class Simulation {
   int64_t num_saved_behind() const { return num_saved_behind_; }
   // Steps that were asked for while the one before was under way.
   int64_t num_ahead() const { return num_ahead_; }
+  // Groups that were given to an earlier step than they were made for.
+  int64_t num_brought_forward() const { return num_brought_forward_; }
   // Groups of trainers that went on with fewer copies of the model, each shared by several ranks.
   int64_t num_copies_lost() const { return num_copies_lost_; }
   int64_t num_events() const { return static_cast<int64_t>(num_events_); }
@@ -139,7 +141,7 @@ class Simulation {
 
   void Do(const RecordMember& c) { epochs_[c.name] = std::max(epochs_[c.name], c.epoch); }
   void Do(const RecordTrainers& c);
-  void Do(const RecordGroup& c) { groups_[c.group.id] = c.group; }
+  void Do(const RecordGroup& c);
   void Do(const RecordBatch& c);
   void Do(const RecordVersion& c);
   void Do(const RecordCheckpoint& c);
@@ -205,6 +207,7 @@ class Simulation {
   std::set<int64_t> durable_;
   std::map<std::tuple<std::string, uint64_t, int64_t>, std::string> save_errors_;
   int64_t num_saved_behind_ = 0, num_copies_lost_ = 0, num_ahead_ = 0;
+  int64_t num_brought_forward_ = 0;
   std::map<uint64_t, SimGroup> sim_groups_;
   std::map<std::string, int64_t> faults_;
   std::map<int64_t, int64_t> version_ms_;

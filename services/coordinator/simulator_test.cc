@@ -39,7 +39,7 @@ struct Campaign {
   uint64_t failed_seed = 0;
   std::atomic<int64_t> num_troubles{0}, num_events{0};
   std::atomic<int64_t> num_silent{0}, num_late{0}, num_saved_behind{0}, num_copies_lost{0},
-      num_ahead{0};
+      num_ahead{0}, num_brought_forward{0};
 
   void Work() {
     for (uint64_t i; !has_failed && (i = next.fetch_add(1)) < count;) {
@@ -65,6 +65,7 @@ struct Campaign {
       num_saved_behind += simulation.num_saved_behind();
       num_copies_lost += simulation.num_copies_lost();
       num_ahead += simulation.num_ahead();
+      num_brought_forward += simulation.num_brought_forward();
       num_silent += count_of("silent_member");
       num_late += count_of("late_answer");
       const std::string& control = controls[options.replaces_without_signal ? 1 : 0];
@@ -104,11 +105,12 @@ TEST_CASE("whatever crashes, every prompt is trained on exactly once") {
   REQUIRE_FALSE(campaign.has_failed);
   std::printf(
       "%lld runs, %lld troubles, %lld events, %lld times a silent member, %lld late answers, "
-      "%lld times a copy of the model less, %lld steps ahead\n",
+      "%lld times a copy of the model less, %lld steps ahead, %lld groups brought forward\n",
       static_cast<long long>(campaign.count), static_cast<long long>(campaign.num_troubles),
       static_cast<long long>(campaign.num_events), static_cast<long long>(campaign.num_silent),
       static_cast<long long>(campaign.num_late), static_cast<long long>(campaign.num_copies_lost),
-      static_cast<long long>(campaign.num_ahead));
+      static_cast<long long>(campaign.num_ahead),
+      static_cast<long long>(campaign.num_brought_forward));
   if (one > 0) return;
   const auto count = static_cast<int64_t>(campaign.count);
   CHECK(campaign.num_troubles > count);
@@ -117,6 +119,7 @@ TEST_CASE("whatever crashes, every prompt is trained on exactly once") {
   CHECK(campaign.num_saved_behind > count / 10);
   CHECK(campaign.num_copies_lost > count / 100);
   CHECK(campaign.num_ahead > count / 10);
+  CHECK(campaign.num_brought_forward > count / 10);
 }
 
 // Seconds of each step of a model of 70 billion parameters, 128 completions of 512 tokens:
