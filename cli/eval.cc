@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "base/flag_checks.h"
 #include "base/status.h"
+#include "cli/checkpoint_lookup.h"
 #include "cli/commands.h"
 #include "cli/local_model.h"
 #include "config/run_config.h"
@@ -28,7 +29,7 @@ namespace {
 constexpr int64_t kProbeMs = 5000;  // a reward service has so long to answer
 
 struct EvalFlags {
-  std::string run_file, run_dir, model, adapter, data;
+  std::string run_file, run_dir, checkpoint, model, adapter, data;
   std::string reward, take, answer_field, chat_format;  // empty: the run's, or the default
   std::optional<std::string> system, pattern;           // the same where there is none
   std::vector<std::string> overrides;
@@ -248,7 +249,7 @@ absl::Status Eval(const EvalFlags& flags) {
   }
   if (flags.system.has_value()) options.host.prompts.system_prompt = flags.system;
   if (flags.model.empty() && !flags.run_dir.empty()) {
-    ASSIGN_OR_RETURN(options.checkpoint, NewestCheckpoint(flags.run_dir));
+    ASSIGN_OR_RETURN(options.checkpoint, FindCheckpoint(flags.run_dir, flags.checkpoint));
   }
   engine::SamplingParams sampling;
   sampling.temperature = 0;
@@ -303,6 +304,11 @@ void AddEvalCommand(CLI::App& app, Command* chosen) {
   command
       ->add_option("--run", flags->run_dir, "A run's folder: its settings, its newest checkpoint")
       ->excludes(run_file);
+  command
+      ->add_option("--checkpoint", flags->checkpoint,
+                   "With --run: another than the newest: a step, a name in the run's checkpoints, "
+                   "or a path")
+      ->needs("--run");
   command->add_option("--model", flags->model,
                       "A (or another) model: Hugging Face folder or GGUF "
                       "file");

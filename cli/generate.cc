@@ -22,6 +22,12 @@ void AddSources(CLI::App& command, GenerateOptions& o) {
   from->add_option("--run", o.run_dir, "A run's folder: its newest checkpoint");
   from->require_option(1);
   command
+      .add_option(
+          "--checkpoint", o.checkpoint,
+          "With --run: another than the newest: a step, a name in the run's checkpoints, or "
+          "a path")
+      ->needs(from->get_option("--run"));
+  command
       .add_option("--adapter", o.model.host.adapter,
                   "With --model: a LoRA adapter (PEFT folder), merged into it. Default: none")
       ->excludes(from->get_option("--run"));

@@ -13,6 +13,7 @@
 #include "base/counts.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "cli/checkpoint_lookup.h"
 #include "cli/generate_io.h"
 
 namespace stretto::cli {
@@ -23,6 +24,9 @@ absl::StatusOr<LocalModelOptions> ModelOptions(const GenerateOptions& options) {
   if (!options.run_dir.empty()) {
     ASSIGN_OR_RETURN(LocalModelOptions run, OptionsOfRunDir(options.run_dir));
     model.checkpoint = run.checkpoint;
+    if (!options.checkpoint.empty()) {
+      ASSIGN_OR_RETURN(model.checkpoint, FindCheckpoint(options.run_dir, options.checkpoint));
+    }
     model.host.path = run.host.path;
     model.host.dtype = run.host.dtype;
     model.host.prompts = run.host.prompts;

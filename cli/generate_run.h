@@ -16,6 +16,7 @@ struct GenerateOptions {
   // One of model.host.path and run_dir; what is set in `model` wins over the run's.
   LocalModelOptions model;
   std::string run_dir;
+  std::string checkpoint;  // of the run; empty: its newest
   std::string dtype, chat_format;     // empty: the run's, or the default
   std::optional<std::string> system;  // none: the run's, or the template's
   std::string prompt, prompts_file;   // one of them

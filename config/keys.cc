@@ -118,7 +118,10 @@ const std::vector<KeyDef<RunConfig>>& RunKeys() {
       KEY(rollout, ramp_steps, AtLeast(1),
           "Steps until `first_max_tokens` has grown to `max_tokens`."),
       KEY(rollout, min_tokens, AtLeast(0), "No end of sequence before."),
-      KEY(rollout, stop, Any(), "Texts that end a completion."),
+      KEY(rollout, stop, Any(),
+          "Texts that end a completion. Their tokens stay with it and are trained on; rewards "
+          "judge the "
+          "text before."),
       KEY(rollout, weight_dtype, OneOf({"bf16", "int8", "int4", "fp8"}),
           "How generators store matrices; `bf16`: as `model.dtype` says. Others need "
           "`schedule.numerics: fast` and an `algorithm.importance_cap`."),

@@ -147,6 +147,12 @@ absl::Status CheckLengths(const RunConfig& c, const Origins& origins) {
                          absl::StrCat("at most rollout.max_tokens (", c.rollout.max_tokens, ")"),
                          absl::StrCat(c.rollout.min_tokens));
   }
+  constexpr size_t kMaxStopBytes = 1024;  // as a generator allows
+  for (const std::string& stop : c.rollout.stop) {
+    if (!stop.empty() && stop.size() <= kMaxStopBytes) continue;
+    return origins.Error("rollout.stop", absl::StrCat("texts of 1 to ", kMaxStopBytes, " bytes"),
+                         absl::StrCat("one of ", stop.size()));
+  }
   return absl::OkStatus();
 }
 

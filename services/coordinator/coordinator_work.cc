@@ -154,7 +154,7 @@ void Coordinator::Do(const GenerateGroup& command) {
   const auto known = core_->groups().find(command.group);
   const int64_t step = known == core_->groups().end() ? 1 : known->second.round;
   *request.mutable_sampling() = is_eval ? EvalSampling(config_) : TrainSampling(config_, step);
-  EndWithContext(request.prompt_ids_size(), config_, request.mutable_sampling());
+  request.set_until_context(true);  // generators know how much that is
   request.set_run_seed(config_.run.seed);
   const int64_t num_samples = is_eval ? 1 : config_.rollout.group_size;
   for (int64_t i = 0; i < num_samples; ++i) {

@@ -71,6 +71,9 @@ v1::SamplingParams TrainSampling(const RunConfig& config, int64_t step) {
   sampling.set_max_tokens(static_cast<int32_t>(MaxTokensOfStep(config.rollout, step)));
   sampling.set_min_tokens(static_cast<int32_t>(config.rollout.min_tokens));
   for (const std::string& stop : config.rollout.stop) sampling.add_stop_strings(stop);
+  // That a completion ends is learned, too: what it ends with stays with its tokens. Scorers judge
+  // the text before it.
+  sampling.set_keep_stop_string(!config.rollout.stop.empty());
   return sampling;
 }
 
@@ -85,12 +88,6 @@ v1::SamplingParams EvalSampling(const RunConfig& config) {
     sampling.set_min_tokens(std::min(sampling.min_tokens(), sampling.max_tokens()));
   }
   return sampling;
-}
-
-void EndWithContext(int64_t num_prompt, const RunConfig& config, v1::SamplingParams* sampling) {
-  const int64_t left = std::max<int64_t>(config.model.max_sequence_length - num_prompt, 1);
-  sampling->set_max_tokens(static_cast<int32_t>(std::min<int64_t>(sampling->max_tokens(), left)));
-  sampling->set_min_tokens(std::min(sampling->min_tokens(), sampling->max_tokens()));
 }
 
 RolloutCollector::RolloutCollector(uint32_t num_samples, int64_t max_tokens)

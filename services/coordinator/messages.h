@@ -22,9 +22,6 @@ v1::Completion ToProto(const RolloutRecord& rollout);
 // Of the rollouts of `step` (from 1 on), whose longest completion the curriculum decides.
 v1::SamplingParams TrainSampling(const RunConfig& config, int64_t step);
 v1::SamplingParams EvalSampling(const RunConfig& config);
-// A completion behind so many prompt tokens ends where the context does, at the latest; generators
-// refuse to promise more.
-void EndWithContext(int64_t num_prompt, const RunConfig& config, v1::SamplingParams* sampling);
 
 // Gathers the events of one Generate call into whole rollouts and refuses what cannot be one:
 // unknown samples, arrays of different lengths, more tokens than asked for, log-probs that are not

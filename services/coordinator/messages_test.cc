@@ -105,12 +105,10 @@ TEST_CASE("the longest completion grows with the steps where the run says so") {
   CHECK(TrainSampling(config, 8).max_tokens() == 90);
   CHECK(TrainSampling(config, 9).max_tokens() == 100);
   CHECK(EvalSampling(config).max_tokens() == 100);
-  config.model.max_sequence_length = 64;
-  config.rollout.min_tokens = 30;
-  v1::SamplingParams sampling = TrainSampling(config, 9);
-  EndWithContext(40, config, &sampling);
-  CHECK(sampling.max_tokens() == 24);
-  CHECK(sampling.min_tokens() == 24);
+  CHECK(!TrainSampling(config, 1).keep_stop_string());
+  config.rollout.stop = {"x"};
+  CHECK(TrainSampling(config, 1).keep_stop_string());
+  CHECK(EvalSampling(config).keep_stop_string());
 }
 
 TEST_CASE("evaluations are greedy") {

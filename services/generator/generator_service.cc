@@ -83,9 +83,15 @@ uint64_t DrawPromptId(const v1::PromptId& id) {
   return (static_cast<uint64_t>(id.epoch()) << 40) ^ id.index();
 }
 
-// `limits`: without what the request says itself.
+void EndWithContext(int64_t context, int64_t num_prompt, engine::SamplingParams& sampling) {
+  const int64_t left = std::max<int64_t>(context - num_prompt, 1);
+  sampling.max_tokens = static_cast<int32_t>(std::min<int64_t>(sampling.max_tokens, left));
+  sampling.min_tokens = std::min(sampling.min_tokens, sampling.max_tokens);
+}
+
+// `limits`: without what the request says itself. `context`: tokens that the model has room for.
 absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& proto,
-                                            const ConstraintGetter& constraint_of,
+                                            const ConstraintGetter& constraint_of, int64_t context,
                                             PrefixLimits limits) {
   if (proto.sampling().max_tokens() < 1) {
     return absl::InvalidArgumentError("sampling.max_tokens: at least 1 is expected");
@@ -97,6 +103,9 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& proto,
   GenerationRequest request;
   request.prompt_ids = {proto.prompt_ids().begin(), proto.prompt_ids().end()};
   ASSIGN_OR_RETURN(request.sampling, FromProto(proto.sampling(), constraint_of));
+  if (proto.until_context()) {
+    EndWithContext(context, proto.prompt_ids_size(), request.sampling);
+  }
   request.run_seed = proto.run_seed();
   request.prompt_id = DrawPromptId(proto.prompt_id());
   request.priority = proto.priority();
@@ -287,7 +296,8 @@ class GeneratorServiceImpl final : public v1::Generator::Service {
       return parts_.constraints->Get(
           spec, [&context, this] { return context.IsCancelled() || parts_.loop->IsDraining(); });
     };
-    absl::StatusOr<GenerationRequest> read = FromProto(proto, constraint_of, limits);
+    absl::StatusOr<GenerationRequest> read = FromProto(
+        proto, constraint_of, parts_.host->transformer->options().max_sequence_length, limits);
     if (absl::IsCancelled(read.status()) && parts_.loop->IsDraining()) {
       return absl::UnavailableError("the generator is draining and takes no new requests");
     }

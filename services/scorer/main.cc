@@ -37,6 +37,7 @@ class ScorerProgram final : public Service {
     }
     service_ = MakeScorerService({.host = host_.get(),
                                   .judge = judge_.get(),
+                                  .stop_strings = run.rollout.stop,
                                   .reference = reference_.get(),
                                   .fence = context.fence,
                                   .metrics = context.metrics});

@@ -1,5 +1,6 @@
 #include "services/scorer/scorer_service.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "absl/strings/str_cat.h"
@@ -87,9 +88,7 @@ class ScorerServiceImpl final : public v1::Scorer::Service {
         .run_id = request.caller().run_id(), .line_json = request.prompt_json(), .completions = {}};
     for (const v1::Completion& completion : request.completions()) {
       query.completions.push_back(
-          {.text = parts_.host->prompts->tokenizer().Decode(
-               absl::MakeConstSpan(completion.ids().data(), completion.ids().size())),
-           .num_tokens = completion.ids_size()});
+          {.text = TextOf(completion), .num_tokens = completion.ids_size()});
     }
     ASSIGN_OR_RETURN(const std::vector<Judgement> judgements,
                      parts_.judge->Score(query, [&context] { return context.IsCancelled(); }));
@@ -100,6 +99,22 @@ class ScorerServiceImpl final : public v1::Scorer::Service {
     if (context.IsCancelled()) return absl::CancelledError("the caller has gone");
     if (!request.want_reference_logprobs()) return absl::OkStatus();
     return AddReferenceLogProbs(request, response);
+  }
+
+  // Without the stop string that ended it: that one ends in the last token, if there is one.
+  std::string TextOf(const v1::Completion& completion) const {
+    const auto ids = absl::MakeConstSpan(completion.ids().data(), completion.ids().size());
+    const engine::Tokenizer& tokenizer = parts_.host->prompts->tokenizer();
+    std::string text = tokenizer.Decode(ids);
+    if (parts_.stop_strings.empty() || ids.empty()) return text;
+    const size_t before = tokenizer.Decode(ids.first(ids.size() - 1)).size();
+    size_t end = text.size();
+    for (const std::string& stop : parts_.stop_strings) {
+      const size_t from = before + 1 > stop.size() ? before + 1 - stop.size() : 0;
+      end = std::min(end, text.find(stop, from));
+    }
+    text.resize(end);
+    return text;
   }
 
   void AddScore(uint32_t sample_index, const Judgement& judgement, v1::ScoreResponse& response) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "services/common/fence.h"
 #include "services/common/metrics.h"
@@ -18,7 +19,8 @@ namespace stretto::services {
 struct ScorerParts {
   const ModelHost* host = nullptr;
   Judge* judge = nullptr;
-  Reference* reference = nullptr;  // null: this run asks for no reference log-probs
+  std::vector<std::string> stop_strings = {};  // of the run's completions
+  Reference* reference = nullptr;              // null: this run asks for no reference log-probs
   const Fence* fence = nullptr;
   Metrics* metrics = nullptr;
 };

@@ -157,6 +157,39 @@ TEST_CASE("a pause outlives the coordinator") {
   CHECK(up.WaitForExit(kTimeoutMs) == 130);
 }
 
+std::string LastHash(const TestRun& run, const std::string& dir) {
+  const auto text = Files::Real().ReadAll(run.File(dir) + "/summary.json");
+  const auto summary = nlohmann::json::parse(text.value_or(""), nullptr, false);
+  return summary.is_object() ? summary["version"].value("hash", "") : "";
+}
+
+TEST_CASE("completions grow up to the context, named or the model's own, and end with stop texts") {
+  const TestRun run(Options());
+  const auto last_hash = [&run](const std::string& name, std::vector<std::string> sets) {
+    sets.insert(sets.end(), {"train.steps=3", "rollout.max_tokens=200", "rollout.min_tokens=0",
+                             absl::StrCat("run.dir=", run.File(name))});
+    Process up = Up(run, name + "-log", sets);
+    CHECK(up.WaitForExit(kTimeoutMs) == 0);
+    INFO(up.Log());
+    CHECK(Count(up.Log(), "step 3/3") == 1);
+    CHECK(Count(up.Log(), "length 1.0 ") == 0);
+    return LastHash(run, name);
+  };
+  std::ifstream config(run.model() + "/config.json");
+  const auto context = nlohmann::json::parse(config)["max_position_embeddings"].get<int64_t>();
+  const std::string automatic = last_hash("auto", {"model.max_sequence_length=auto"});
+  CHECK(automatic.size() == 32);
+  CHECK(automatic == last_hash("named", {absl::StrCat("model.max_sequence_length=", context)}));
+  // A text of which every second completion's first token is one: it counts as a token.
+  std::string stops;
+  for (char c = 'a'; c <= 'z'; c = static_cast<char>(c + 2)) {
+    absl::StrAppend(&stops, stops.empty() ? "" : ",", "\"", std::string(1, c), "\"");
+  }
+  CHECK(last_hash("stop",
+                  {"model.max_sequence_length=auto", absl::StrCat("rollout.stop=[", stops, "]")})
+            .size() == 32);
+}
+
 TEST_CASE("a run whose folder is removed fails, and says so") {
   const TestRun run(Options());
   Process up = Up(run, "up", {"train.steps=1000"});
