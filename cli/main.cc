@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <iostream>
@@ -111,6 +112,7 @@ int Finish(const absl::Status& status) {
 int main(int argc, char** argv) {
   using namespace stretto::cli;
   stretto::InstallLastWords("stretto", /*file_exit_code=*/1);
+  (void)signal(SIGXFSZ, SIG_IGN);  // a write says that the file has become too large
   CLI::App app("Post-trains language models with reinforcement learning.", "stretto");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("stretto ") + stretto::kVersion);

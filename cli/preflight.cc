@@ -18,6 +18,12 @@ constexpr int64_t kProbeMs = 5000;
 // many as this allows. Others are looked at as their turn comes.
 constexpr int64_t kPromptsNs = 200'000'000;
 
+// What is known of a run once its data and its model have been looked at.
+struct Known {
+  int64_t context = 0;     // tokens
+  std::string first_line;  // of the data
+};
+
 struct Opened {
   int64_t context = 0;  // tokens
   std::unique_ptr<engine::PromptEncoder> prompts;
@@ -65,9 +71,8 @@ absl::Status CheckPrompts(const RunConfig& run, const services::Dataset& data,
   return absl::OkStatus();
 }
 
-// All lines are read, and those of rewards looked at, before the model is opened. The run's
-// context.
-absl::StatusOr<int64_t> CheckDataAndModel(const RunConfig& run, std::vector<std::string>* notes) {
+// All lines are read, and those of rewards looked at, before the model is opened.
+absl::StatusOr<Known> CheckDataAndModel(const RunConfig& run, std::vector<std::string>* notes) {
   const services::DatasetOptions how{.skip_bad_lines = run.data.on_bad_line == "skip",
                                      .rewards = run.rewards};
   std::vector<services::Dataset> data;
@@ -79,26 +84,31 @@ absl::StatusOr<int64_t> CheckDataAndModel(const RunConfig& run, std::vector<std:
   for (const services::Dataset& d : data) {
     RETURN_IF_ERROR(CheckPrompts(run, d, *model.prompts, notes));
   }
-  return model.context;
+  return Known{model.context, data.empty() || data[0].lines.empty() ? "" : data[0].lines[0]};
 }
 
 // Of a reward model what can be known without its weights. Its tokenizer may need fewer tokens for
 // a text than the policy's: that it reads fewer is no error.
-absl::Status CheckRewardModel(const RunConfig& run, const RewardSpec& spec, int64_t run_context,
+absl::Status CheckRewardModel(const RunConfig& run, const RewardSpec& spec, const Known& known,
                               std::vector<std::string>* notes) {
   ASSIGN_OR_RETURN(const Opened model, OpenPrompts(services::OptionsOfRewardModel(run, spec, 0)));
-  if (model.context > run_context) return absl::OkStatus();  // it reads one token more
-  notes->push_back(absl::StrCat(
-      "the reward model ", spec.path, " reads ", model.context - 1,
-      " tokens of prompt and completion at most, and sequences of this run may have ", run_context,
-      ": longer ones can't be judged, and end the run; model.max_sequence_length and "
-      "rollout.max_tokens say what is allowed"));
+  if (!known.first_line.empty()) {
+    RETURN_IF_ERROR(Annotate(model.prompts->EncodeLine(known.first_line).status(),
+                             absl::StrCat("the reward model ", spec.path)));
+  }
+  if (model.context > known.context) return absl::OkStatus();  // it reads one token more
+  notes->push_back(
+      absl::StrCat("the reward model ", spec.path, " reads ", model.context - 1,
+                   " tokens of prompt and completion at most, and sequences of this run may have ",
+                   known.context,
+                   ": longer ones can't be judged, and end the run; model.max_sequence_length and "
+                   "rollout.max_tokens say what is allowed"));
   return absl::OkStatus();
 }
 }  // namespace
 
 absl::Status CheckRun(const RunConfig& run, std::vector<std::string>* notes) {
-  ASSIGN_OR_RETURN(const int64_t context, CheckDataAndModel(run, notes));
+  ASSIGN_OR_RETURN(const Known known, CheckDataAndModel(run, notes));
   if (!run.cluster.draft_model.empty()) {
     services::ModelHostOptions draft;
     draft.path = run.cluster.draft_model;
@@ -107,7 +117,7 @@ absl::Status CheckRun(const RunConfig& run, std::vector<std::string>* notes) {
   }
   const auto open =
       [&](const RewardSpec& spec) -> absl::StatusOr<std::unique_ptr<services::CompletionScorer>> {
-    RETURN_IF_ERROR(CheckRewardModel(run, spec, context, notes));
+    RETURN_IF_ERROR(CheckRewardModel(run, spec, known, notes));
     return nullptr;
   };
   services::Metrics metrics;

@@ -37,6 +37,7 @@ constexpr int64_t kPollNs = 100'000'000;
 constexpr int64_t kStartTimeoutNs = 30'000'000'000;
 // A process that runs but has not been heard of for so long (and six leases) hangs.
 constexpr int64_t kHangNs = 30'000'000'000;
+constexpr int64_t kLookNs = 5'000'000'000;  // who hangs is looked for more often than that
 constexpr int64_t kHeardNs = 2'000'000'000;
 
 std::atomic<int> g_interrupts{0};
@@ -316,6 +317,12 @@ class UpCommand {
   // is started again.
   void KillWhoHangs() {
     const int64_t now = Clock::Real().NowNs();
+    // Who was stopped itself, or starved, has heard nobody meanwhile.
+    const int64_t absent_ns = looked_ns_ < 0 ? 0 : now - looked_ns_ - kLookNs;
+    if (absent_ns > 0) {
+      for (auto& [name, heard_ns] : heard_ns_) heard_ns += absent_ns;
+    }
+    looked_ns_ = now;
     // While the coordinator can't be asked, nothing is known of the others.
     heard_ns_.try_emplace(kCoordinator, now);
     const bool can_ask = now - heard_ns_[kCoordinator] < kHeardNs;
@@ -387,6 +394,7 @@ class UpCommand {
   std::string address_;
   std::vector<std::vector<int>> generator_processors_;  // by generator; empty: they share all
   std::map<int64_t, int> http_ports_;                   // by generator, as told
+  int64_t looked_ns_ = -1;                              // for who hangs
   std::map<std::string, int64_t> heard_ns_;  // process → when it was last known to be alive
 };
 

@@ -23,7 +23,7 @@ constexpr ChatFormat kAllFormats[] = {
 
 std::string WhatToSet() {
   return absl::StrCat("set model.chat_format: ", ChatFormatNames("|"),
-                      "; raw prompts and completions need none");
+                      " (none: prompts are plain text)");
 }
 
 // The id of a piece that is a token; -1: it is ordinary text. Or an error that says what to do.
