@@ -92,9 +92,12 @@ absl::StatusOr<Known> CheckDataAndModel(const RunConfig& run, std::vector<std::s
 absl::Status CheckRewardModel(const RunConfig& run, const RewardSpec& spec, const Known& known,
                               std::vector<std::string>* notes) {
   ASSIGN_OR_RETURN(const Opened model, OpenPrompts(services::OptionsOfRewardModel(run, spec, 0)));
-  if (!known.first_line.empty()) {
-    RETURN_IF_ERROR(Annotate(model.prompts->EncodeLine(known.first_line).status(),
-                             absl::StrCat("the reward model ", spec.path)));
+  const absl::StatusOr<std::vector<int32_t>> ids =
+      known.first_line.empty() ? std::vector<int32_t>()
+                               : model.prompts->EncodeLine(known.first_line);
+  if (!ids.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the reward model ", spec.path, ": ", ids.status().message()));
   }
   if (model.context > known.context) return absl::OkStatus();  // it reads one token more
   notes->push_back(

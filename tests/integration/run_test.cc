@@ -264,6 +264,15 @@ TEST_CASE("a run of an adapter has no mismatch, goes on after a kill, and export
   CHECK(Files::Real().Exists(adapter + "/adapter_model.safetensors"));
   run({"export", cluster.run().run_dir(), cluster.run().File("merged")});
   run({"generate", "--run", cluster.run().run_dir(), "--prompt", "1+1=", "--max-tokens", "4"});
+  // An older checkpoint, where the newest is damaged, say.
+  const std::string latest = summary["checkpoint_path"].get<std::string>();
+  run({"generate", "--run", cluster.run().run_dir(), "--checkpoint", latest, "--prompt", "1+1="});
+  Process none(
+      "stretto",
+      {"generate", "--run", cluster.run().run_dir(), "--checkpoint", "12345", "--prompt", "1"},
+      cluster.run().File("none.log"));
+  CHECK(none.WaitForExit(kRunTimeoutMs) == 1);
+  CHECK(none.Log().find("12345") != std::string::npos);
   // Another run begins where this one ended: with its adapter.
   Cluster next({"lora.adapter=" + adapter, "train.steps=1"}, options);
   next.StartAll();

@@ -365,6 +365,13 @@ TEST_CASE("a reward model that preferences have trained judges a run") {
   CHECK(reads_less.WaitForExit(kTimeoutMs) == 0);
   INFO(reads_less.Log());
   CHECK(Count(reads_less.Log(), "reads 19 tokens of prompt and completion at most") == 1);
+  // One whose chat format its tokenizer can't write ends nothing half way: the run doesn't begin.
+  Process marks = Up(
+      run, "marks", {absl::StrCat("run.dir=", run.File("marks")), "rewards[0].chat_format=chatml"});
+  CHECK(marks.WaitForExit(kTimeoutMs) == 2);
+  INFO(marks.Log());
+  CHECK(Count(marks.Log(), "needs the token <|im_start|>") == 1);
+  CHECK_FALSE(Files::Real().Exists(run.File("marks")));
   Process writes =
       Up(run, "writes", {"train.steps=2", absl::StrCat("rewards[0].path=", run.model())});
   CHECK(writes.WaitForExit(kTimeoutMs) == 2);
